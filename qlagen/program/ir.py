@@ -1,0 +1,149 @@
+"""Chunk programs: one kernel as tile operations on named values, with symbolic dimensions and no hardware.
+
+A program describes what is done for one chunk of `C` tokens of one value head. With a `Carry` the chunks of a
+sequence are walked in order; without one they are independent. Values have one or two dimensions out of the
+symbols ``C`` (tokens), ``K`` and ``V``, or none (numbers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Union
+
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in global memory.
+
+    `layout` ``token``: [tokens, heads, *dims[1:]]; dims[0] is C. ``chunk``: [chunks, heads, *dims], padded to whole
+    chunks (values that one generated kernel hands to another). ``state``: [sequences, heads, *dims].
+    """
+
+    name: str
+    dims: Dims
+    dtype: Literal["data", "float32"]
+    head: Literal["key", "value"]
+    layout: Literal["token", "chunk", "state"]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A leaf of an elementwise expression: a value, broadcast `along` the rows (a [rows] vector scales or shifts
+    whole rows), along the columns, or everywhere (a number)."""
+
+    name: str
+    along: Literal["rows", "columns", "all"] | None = None
+
+
+@dataclass(frozen=True)
+class Apply:
+    operator: Literal["mul", "add", "sub"]
+    left: ElementExpr
+    right: ElementExpr
+
+
+ElementExpr = Union[Ref, Apply]
+
+
+@dataclass(frozen=True)
+class Load:
+    """`name` = the chunk's tile of `tensor`. Rows past the sequence's end read as zero (a cumulative gate keeps its
+    last value, because its producer padded it)."""
+
+    name: str
+    tensor: Tensor
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`name` [C] = inclusive cumulative sum of the [C] value `source` inside the chunk, in fp32."""
+
+    name: str
+    source: str
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A decay atom of the cumulative log gate `source` (all exponents <= 0), or a 0/1 mask when `source` is None.
+
+    ``from_start`` [C] exp(G); ``to_end`` [C] exp(G_last - G); ``total`` [] exp(G_last);
+    ``decay`` [C, C] [i >= j] exp(G_i - G_j); ``lower`` [C, C] [i >= j]; ``strict`` [C, C] [i > j].
+    """
+
+    name: str
+    source: str | None
+    kind: Literal["from_start", "to_end", "total", "decay", "lower", "strict"]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`name` = op(left) @ op(right) (+ `add`), accumulated in fp32, operands in the data type."""
+
+    name: str
+    left: str
+    right: str
+    transpose_left: bool = False
+    transpose_right: bool = False
+    add: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    name: str
+    expr: ElementExpr
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """`name` = (I + source)^-1 of a strictly lower [C, C] value, with the accuracy of an fp32 forward substitution."""
+
+    name: str
+    source: str
+    origin: str = ""
+
+
+Operation = Union[Load, Scan, Gate, Gemm, Elementwise, Inverse]
+
+
+@dataclass(frozen=True)
+class Store:
+    tensor: Tensor
+    value: str
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The value carried from chunk to chunk in fp32, and the value that replaces it."""
+
+    name: str
+    dims: Dims
+    next: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """One kernel. `scalars` are run-time fp32 arguments."""
+
+    name: str
+    operator: str
+    carry: Carry | None
+    operations: tuple[Operation, ...]
+    stores: tuple[Store, ...]
+    scalars: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All kernels of one operator, in launch order. Later kernels load chunk-layout tensors that earlier ones store."""
+
+    operator: str
+    dims: tuple[tuple[str, int], ...]
+    """Sizes of C, K and V."""
+    programs: tuple[Program, ...]
