@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from qlagen.errors import Span
 
@@ -64,7 +64,7 @@ class Call:
     span: Span
 
 
-Expression = Union[Name, Integer, Negate, Transpose, Binary, Call]
+Expression = Name | Integer | Negate | Transpose | Binary | Call
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Input:
     """Dimensions per token and head: ``()`` for a number, ``("K",)`` for a vector."""
     heads: Literal["key", "value", "none"]
     dtype: Literal["data", "float32"]
-    """``data`` is bf16 or fp16, chosen by the caller; ``float32`` accepts fp32, bf16 and fp16 and is computed in fp32."""
+    """``data`` is bf16 or fp16, chosen by the caller; ``float32`` accepts fp32, bf16 and fp16 and is computed in
+    fp32."""
     role: Literal["plain", "log_gate"]
     range: tuple[float | None, float | None]
     """Declared lower and upper bound of every entry; None means unbounded."""
@@ -87,13 +88,13 @@ class Input:
     chunk_symbol: str
     """Its name in ``[stages]``: upper case for vectors and for the cumulative log gate."""
     token_symbol: str
-    """Its name in ``[recurrence]``: the input's own name; for a log gate the decay ``a = exp(g)``."""
+    """Its name in ``[recurrence]``: the input's own name; for a log gate its key `decay`, which names ``exp(g)``."""
     span: Span
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One named line of ``[stages]``."""
+    """One named line of ``[stages]`` or ``[recurrence]``."""
 
     name: str
     expression: Expression
@@ -114,11 +115,9 @@ class OpSpec:
     dims: tuple[tuple[str, int], ...]
     """Sizes of the dimension symbols, ``C`` excluded, in file order."""
     inputs: tuple[Input, ...]
-    recurrence_state: Stage
-    """The next state from one token, over token symbols (column vectors)."""
-    recurrence_output: Stage
-    """The token's output; it may use ``S_next``."""
-    recurrence_order: tuple[str, ...]
+    recurrence: tuple[Stage, ...]
+    """One token, over token symbols (column vectors), in file order; a line may use those before it.
+    It contains the lines `next_state`, K x V, and ``o``, V x 1."""
     stages: tuple[Stage, ...]
     output: str
     """The stage that is the chunk's output, C x V."""
@@ -126,6 +125,25 @@ class OpSpec:
     """The stage that is the next chunk's state."""
     gradients: tuple[str, ...]
     """Inputs (and the state) that a backward pass differentiates."""
+    head_names: tuple[str, str] = ("Hk", "Hv")
+    """What the spec calls the number of key heads and of value heads."""
+    summary: str = ""
+    """One line for docstrings and tables."""
+    references: tuple[str, ...] = ()
+    """Papers that define the operator."""
+
+    @property
+    def next_state(self) -> str:
+        """The recurrence line that is the state after the token."""
+        return f"{self.state}_next"
+
+    def recurrence_stage(self, name: str) -> Stage:
+        """The recurrence line of that name; KeyError when there is none."""
+        return {stage.name: stage for stage in self.recurrence}[name]
+
+    def stage(self, name: str) -> Stage:
+        """The chunk stage of that name; KeyError when there is none."""
+        return {stage.name: stage for stage in self.stages}[name]
 
     def input(self, name: str) -> Input:
         """The input of that name; KeyError when there is none (names are checked at load)."""
