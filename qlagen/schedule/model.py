@@ -1,0 +1,188 @@
+"""A scheduled kernel: who does what, when, in which registers and which shared memory, and what synchronises them.
+
+Everything here is derived from a `Program` and an `Options` record by rule; the emitter only spells it. A kernel is a
+loop over iterations (the chunks of one sequence when the program carries a state, else work items of a persistent
+grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover roles are single warps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qlagen.program.ir import Dims, ElementExpr, Gate, Load, Program, Store
+
+DataType = Literal["data", "float32"]
+"""``data`` is the build's 16-bit type (bf16 or fp16)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Structural choices of one schedule, read from ``specs/schedules/<target>.toml``. They change speed, never results."""
+
+    name: str
+    """Variant name, for example ``v64``: part of the kernel's file name."""
+    value_tile: int
+    """Columns of V per CTA (carried programs); the state's rows when it is transposed."""
+    stages: int
+    """Ring stages of values loaded from global memory."""
+    ahead: int
+    """How many chunks the auxiliary role may run ahead; its rings have ``ahead + 1`` stages."""
+    output_stages: int
+    registers: tuple[tuple[str, int], ...]
+    """Registers per thread and role (setmaxnreg); empty: no setmaxnreg is emitted."""
+    ctas_per_sm: int = 1
+    delays: tuple[tuple[str, int], ...] = ()
+    """Pins: how many chain GEMMs an off-chain GEMM waits behind; empty lets the model choose."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A shared-memory ring: one slot per stage. `shape` is one slot's."""
+
+    name: str
+    dims: Dims
+    shape: tuple[int, ...]
+    dtype: DataType
+    producer: str
+    """Name of the role that fills it."""
+    consumers: tuple[str, ...]
+    """Roles that read it; equal to (producer,) for a value that a role hands to itself across threads."""
+    stages: int
+    stage_class: Literal["load", "handover", "output", "inner"]
+    load: Load | None = None
+    store: Store | None = None
+    async_read: bool = False
+    """Read by wgmma or TMA: a generic write needs a proxy fence before it is announced."""
+    swizzle_annotated: bool = False
+    """No GEMM touches it, so its bank swizzle must be annotated."""
+    bytes: int = 0
+    """All stages."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands."""
+
+    kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse"]
+    name: str
+    reads: tuple[str, ...] = ()
+    rings: tuple[str, ...] = ()
+    writes: str | None = None
+    ring_out: str | None = None
+    after: tuple[str, ...] = ()
+    """Steps that must be done first although no value flows (write after read)."""
+    expr: ElementExpr | None = None
+    gates: tuple[Gate, ...] = ()
+    left: str | None = None
+    right: str | None = None
+    left_home: Literal["registers", "shared"] = "registers"
+    transpose_left: bool = False
+    transpose_right: bool = False
+    clear: bool = True
+    cost: int = 0
+    origin: str = ""
+    """The spec stage it comes from."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A register value. Values of one `group` share registers (they accumulate in place)."""
+
+    name: str
+    group: str
+    shape: tuple[int, int]
+    dtype: DataType
+    registers: int
+    transposed_view: bool = False
+    """The fragment is indexed [column, row] of a wgmma accumulator: same registers, no movement."""
+    carried: bool = False
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a role's loop body.
+
+    ``step``; ``wait_groups`` (wgmma groups left in flight); ``wait``/``arrive`` on a barrier; ``fence`` (generic to
+    async proxy); ``load``/``store`` of a ring by a mover; ``sync`` (a named barrier of the role's own threads).
+    """
+
+    kind: Literal["step", "wait_groups", "wait", "arrive", "fence", "load", "store", "sync"]
+    step: Step | None = None
+    groups: int = 0
+    barrier: str | None = None
+    ring: str | None = None
+    side: Literal["consumer", "producer"] = "consumer"
+    """Which phase a wait expects: consumers wait for the fill, producers for the release."""
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """An mbarrier per stage. `count` arrivals complete a phase (plus the bytes of its TMA loads)."""
+
+    name: str
+    stages: int
+    stage_class: Literal["load", "handover", "output"]
+    count: int
+    rings: tuple[str, ...]
+    producers: tuple[str, ...]
+    """Roles that arrive."""
+    consumers: tuple[str, ...]
+    """Roles that wait."""
+    transaction_bytes: int = 0
+    releases: bool = False
+    """True: announces that slots are free again; False: that they are filled."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    name: str
+    shape: tuple[int, int]
+    dtype: DataType
+    registers: int
+    values: tuple[str, ...]
+    transposed_view: bool
+    carried: bool
+    role: str
+
+
+@dataclass(frozen=True)
+class Role:
+    name: str
+    kind: Literal["compute", "mover"]
+    warps: int
+    first_thread: int
+    registers: int | None
+    """setmaxnreg of its warpgroup, or None."""
+    estimate: int
+    """Registers per thread that the model expects; 0 for movers."""
+    body: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One kernel, ready to be spelled."""
+
+    program: Program
+    options: Options
+    dims: tuple[tuple[str, int], ...]
+    """C, K, V in full."""
+    transposed: bool
+    """The carried value and what is chained to it are held transposed in registers."""
+    roles: tuple[Role, ...]
+    """Compute roles first, in thread order, then movers."""
+    rings: tuple[Ring, ...]
+    barriers: tuple[Barrier, ...]
+    fragments: tuple[Fragment, ...]
+    fragment_of: tuple[tuple[str, str], ...]
+    """Register value to fragment name."""
+    values: tuple[Value, ...]
+    carried_operand: str | None
+    """Register value holding the carried state as a 16-bit left operand, if any."""
+    shared_bytes: int
+    threads: int
+    modelled_clocks: int
+    delays: tuple[tuple[str, int], ...]
+    candidates: int
+    """Distinct legal issue orders that were ranked."""
