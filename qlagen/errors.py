@@ -49,11 +49,26 @@ class QlagenError(Exception):
         place = f"{self.span.file}:{self.span.line}:{self.span.column}: " if self.span else ""
         lines = [f"{place}error[{self.code}]: {self.message}"]
         if self.span and self.span.text:
-            lines.append(f"  | {self.span.text}")
-            lines.append("  | " + " " * (self.span.column - 1) + "^" * max(1, self.span.length))
+            lines += [f"  | {row}" for row in _excerpt(self.span)]
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  hint: {hint}" for hint in self.hints]
         return "\n".join(lines)
+
+
+_EXCERPT_WIDTH = 120
+
+
+def _excerpt(span: Span) -> tuple[str, str]:
+    """The source line and a row of carets below its marked part; a long line is cut around the mark."""
+    start = span.column - 1
+    first = max(0, min(start - _EXCERPT_WIDTH // 2, len(span.text) - _EXCERPT_WIDTH))
+    last = first + _EXCERPT_WIDTH
+    before, after = "..." if first else "", "..." if last < len(span.text) else ""
+    prefix = (before + span.text[first:start]).ljust(len(before) + start - first)
+    # Tabs stay tabs, so that the carets line up whatever their width.
+    indent = "".join("\t" if character == "\t" else " " for character in prefix)
+    length = max(1, min(span.length, last - start))
+    return before + span.text[first:last] + after, indent + "^" * length
 
 
 def did_you_mean(got: str, allowed: Iterable[str]) -> tuple[str, ...]:

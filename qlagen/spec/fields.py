@@ -94,7 +94,7 @@ class Table:
 
     def bad_value(self, key: str, message: str, hints: Iterable[str] = (), index: int | None = None) -> QlagenError:
         span = self.value_span(key) if index is None else self.value_span(key, index)
-        return QlagenError("E-VALUE", f"{key}: {message}", span=span, hints=hints)
+        return QlagenError("E-VALUE", f"{_label(key, index)}: {message}", span=span, hints=hints)
 
     def _array(self, key: str, of: str) -> list[object]:
         value = self.values[key]
@@ -112,4 +112,8 @@ class Table:
 
     def _wrong_type(self, key: str, value: object, wanted: str, index: int | None = None) -> QlagenError:
         span = self.value_span(key) if index is None else self.value_span(key, index)
-        return QlagenError("E-TYPE", f"{key} must be {wanted}, got {type_name(value)}", span=span)
+        return QlagenError("E-TYPE", f"{_label(key, index)} must be {wanted}, got {type_name(value)}", span=span)
+
+
+def _label(key: str, index: int | None) -> str:
+    return key if index is None else f"{key}[{index}]"

@@ -65,6 +65,11 @@ def read_lines(table: Table, scope: Scope, required: tuple[str, ...] = ()) -> tu
     stages: list[Stage] = []
     symbols = dict(scope.symbols)
     names = list(table.values)
+    for name in required:
+        if name not in table.values:
+            message = f"the line {name!r} is missing in {table.title}"
+            span = table.document.key_span(table.path)
+            raise QlagenError("E-MISSING", message, span=span, hints=did_you_mean(name, names))
     for index, name in enumerate(names):
         _check_new_name(table, name, symbols)
         source = table.document.source((*table.path, name), table.string(name))
@@ -72,11 +77,6 @@ def read_lines(table: Table, scope: Scope, required: tuple[str, ...] = ()) -> tu
         typed = parse_expression(source, line)
         stages.append(Stage(name, typed.node, source.text, table.key_span(name)))
         symbols[name] = Symbol(typed.node.shape, typed.structure)
-    for name in required:
-        if name not in table.values:
-            message = f"the line {name!r} is missing in {table.title}"
-            span = table.document.key_span(table.path)
-            raise QlagenError("E-MISSING", message, span=span, hints=did_you_mean(name, names))
     return tuple(stages)
 
 

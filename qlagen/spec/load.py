@@ -196,5 +196,6 @@ def _gradients(grad: Table, inputs: tuple[Input, ...], state: str) -> tuple[str,
             message = f"{name!r} is listed twice"
         if message:
             notes = [f"allowed: {', '.join(allowed)}"]
-            raise QlagenError("E-GRAD", f"wrt: {message}", span=span, notes=notes, hints=did_you_mean(name, allowed))
+            hints = did_you_mean(name, allowed) if name not in allowed else ()
+            raise QlagenError("E-GRAD", f"wrt: {message}", span=span, notes=notes, hints=hints)
     return names

@@ -50,8 +50,7 @@ class _Parser:
             raise self._error("the expression is empty")
         result = self._sum()
         if self._peek().kind != "end":
-            hint = "multiply with * or @" if self._peek().kind in ("name", "integer") or self._at("(") else ""
-            raise self._error(f"expected an operator or the end, got {self._got()}", hint)
+            raise self._error(f"expected an operator or the end, got {self._got()}", self._product_hint())
         check_line(result)
         return result
 
@@ -68,6 +67,9 @@ class _Parser:
 
     def _got(self) -> str:
         return "the end of the expression" if self._peek().kind == "end" else repr(self._peek().text)
+
+    def _product_hint(self) -> str:
+        return "multiply with * or @" if self._peek().kind in ("name", "integer") or self._at("(") else ""
 
     def _error(self, message: str, hint: str = "") -> QlagenError:
         span = self.source.span(self._peek().start, self._peek().end)
@@ -153,5 +155,5 @@ class _Parser:
 
     def _close(self) -> None:
         if not self._at(")"):
-            raise self._error(f"expected ')', got {self._got()}")
+            raise self._error(f"expected ')', got {self._got()}", self._product_hint())
         self._take()

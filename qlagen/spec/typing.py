@@ -197,12 +197,15 @@ def _check_argument(function: Function, argument: Typed) -> None:
     if argument.node.shape != ("C", "C"):
         raise _argument_shape(function, argument, ("C", "C"))
     if function.takes == "strict" and argument.structure != "strict":
+        inner = f"{function.name}(stril({_short(argument.node)}))"
+        if isinstance(argument.node, Transpose):
+            inner = f"{function.name}({_short(argument.node.operand)})^T"
         raise QlagenError(
             "E-STRUCT",
             f"{function.name} needs a strictly lower argument; {_short(argument.node)} is not known to be one",
             span=argument.node.span,
             notes=["strictly lower: stril(...), its product with anything by *, sums of such"],
-            hints=[f"write {function.name}(stril({_short(argument.node)}))"],
+            hints=[f"write {inner}"],
         )
 
 
@@ -230,17 +233,20 @@ def _shape_error(operator: Operator, left: Expression, right: Expression, span: 
 
 
 def _shape_hints(operator: Operator, left: Expression, right: Expression) -> list[str]:
-    """Repairs that would type-check: scale instead of multiply, or one transpose."""
+    """Repairs that would type-check: scale instead of multiply, transpose one side, swap the sides."""
     a, b = left.shape, right.shape
-    if operator == "@" and "1" in (*a, *b) and broadcast_shape(a, b):
-        return ["to scale rows, columns or everything, use *"]
     fits = matmul_shape if operator == "@" else broadcast_shape
     fixed = []
     if fits(a, (b[1], b[0])):
         fixed.append(Binary(operator, left, Transpose(right, (b[1], b[0]), right.span), a, left.span))
     if fits((a[1], a[0]), b):
         fixed.append(Binary(operator, Transpose(left, (a[1], a[0]), left.span), right, b, left.span))
-    return [f"this would fit: {_short(candidate)}" for candidate in fixed]
+    if operator == "@" and matmul_shape(b, a):
+        fixed.append(Binary(operator, right, left, b, left.span))
+    hints = [f"this would fit: {_short(candidate)}" for candidate in fixed]
+    if operator == "@" and "1" in (*a, *b) and broadcast_shape(a, b):
+        hints.insert(0, "to scale rows, columns or everything, use *")
+    return hints
 
 
 def _short(node: Expression, limit: int = 60) -> str:
