@@ -21,7 +21,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Tree = tuple[Any, ...]
 
-_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<integer>\d+)|(?P<symbol>\^T|[-+*@()]))")
+_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*'?)|(?P<integer>\d+)|(?P<symbol>\^T(?![\w'])|[-+*@()]))")
 _BLOCK_ELEMENTS = 1 << 17
 """State entries handled together: 1 MiB in float64, so that a block of heads stays in a core's cache."""
 

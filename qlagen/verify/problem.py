@@ -1,0 +1,70 @@
+"""A case made ready to judge implementations by: inputs, the oracle's outputs and the error budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qlagen.algebra.derivation import Form
+from qlagen.spec.model import OpSpec
+from qlagen.verify.budget import error_budgets
+from qlagen.verify.cases import Case, Inputs, make_inputs
+from qlagen.verify.compare import sequence_spans
+from qlagen.verify.reference import Argument, Recurrence, run
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`output` is o [B, T, Hv, V], `state` the final state [N, Hv, K, V], both float64; budgets are [N, Hv]."""
+
+    spec: OpSpec
+    case: Case
+    inputs: Inputs
+    output: Array
+    state: Array
+    output_budget: Array
+    state_budget: Array
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Rows of every sequence in the flattened token axis."""
+        return sequence_spans(self.output.shape[0], self.output.shape[1], self.inputs.cu_seqlens)
+
+
+def recurrence_of(spec: OpSpec) -> Recurrence:
+    """The spec's ground truth as the oracle takes it: text and shapes only."""
+    sizes = dict(spec.dims)
+    arguments = tuple(
+        Argument(
+            item.name,
+            item.token_symbol,
+            sizes[item.dims[0]] if item.dims else None,
+            item.heads,
+            item.role == "log_gate",
+        )
+        for item in spec.inputs
+    )
+    lines = tuple((line.name, line.text) for line in spec.recurrence)
+    return Recurrence(lines, spec.state, spec.next_state, "o", arguments, sizes["K"], sizes["V"])
+
+
+def make_problem(spec: OpSpec, form: Form, case: Case, seed: int = 0) -> Problem:
+    """Inputs, oracle and budgets of one case; `form` is what the kernels compute for a chunk."""
+    inputs = make_inputs(spec, case, seed)
+    output, state = run(recurrence_of(spec), inputs.arrays, inputs.cu_seqlens, inputs.initial_state)
+    budgets = error_budgets(spec, form, case, inputs, output, state)
+    return Problem(spec, case, inputs, output, state, *budgets)
+
+
+def make_problems(
+    spec: OpSpec, form: Form, cases: Sequence[Case], seed: int = 0, threads: int = 1
+) -> tuple[Problem, ...]:
+    """Problems of several cases, in order, made by some threads at once."""
+    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
+        return tuple(pool.map(lambda case: make_problem(spec, form, case, seed), cases))
