@@ -60,9 +60,9 @@ def parse_spec(text: str, file: str) -> OpSpec:
     """Parse a spec's text; `file` is the name that messages show. Raises QlagenError, nothing else,
     with one of the codes of `qlagen.spec.codes`."""
     document = read_document(text, file)
+    _check_format(document)
     top = _check_tables(document)
     spec, grad = top.table("spec"), top.table("grad")
-    _check_format(spec)
     spec.check_keys(("format", "name", "state", "chunk"), ("summary", "references"))
     grad.check_keys(("wrt",))
     state = _identifier(spec, "state")
@@ -117,14 +117,15 @@ def _check_tables(document: Document) -> Table:
     return Table(document, (), document.data)
 
 
-def _check_format(spec: Table) -> None:
-    """The version comes first: another version may have other keys."""
-    if "format" not in spec.values:
-        spec.check_keys(("format", "name", "state", "chunk"), ("summary", "references"))
-    version = spec.integer("format", 0, 10**9)
-    if version != FORMAT:
-        message = f"format {version} is not supported; this release reads format {FORMAT}"
-        raise QlagenError("E-FORMAT", message, span=spec.value_span("format"))
+def _check_format(document: Document) -> None:
+    """The version comes first: another version may have other tables and keys. Its absence is E-MISSING, later."""
+    values = document.data.get("spec")
+    if isinstance(values, dict) and "format" in values:
+        spec = Table(document, ("spec",), values)
+        version = spec.integer("format", 0, 10**9)
+        if version != FORMAT:
+            message = f"format {version} is not supported; this release reads format {FORMAT}"
+            raise QlagenError("E-FORMAT", message, span=spec.value_span("format"))
 
 
 def _operator_name(spec: Table) -> str:

@@ -109,6 +109,14 @@ def test_the_order_of_the_recurrence_decides_what_the_output_may_read() -> None:
     assert (caught.value.code, caught.value.message) == ("E-ORDER", "'o' uses 'S_next' before it is defined")
 
 
+def test_another_format_is_named_before_its_unknown_tables() -> None:
+    with pytest.raises(QlagenError) as caught:
+        parse_spec("[spec]\nformat = 2\n[unknown]\n", "x.toml")
+    assert caught.value.render().split("\n")[0] == (
+        "x.toml:2:10: error[E-FORMAT]: format 2 is not supported; this release reads format 1"
+    )
+
+
 def test_other_sizes_keep_their_symbols() -> None:
     text = GATED.read_text("utf-8").replace("K = 128", "K = 64").replace("V = 128", "V = 64")
     spec = parse_spec(text, "x.toml")
