@@ -30,6 +30,8 @@ class Cost:
     hbm_bytes: float
     chain_gemms: int
     """Matrix products on the path from the carried state to its successor."""
+    rounded: float = 0.0
+    """Entries of matrix product operands that are rounded to the data type: not inputs, zeros or exact ones."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class Step:
     before: str
     after: str
     cost: Cost
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A rewrite that would apply to the chosen form but for a prerequisite that the spec does not grant."""
+
+    rule: str
+    expression: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -64,3 +75,4 @@ class Derivation:
     textbook_cost: Cost
     chosen_cost: Cost
     proof: Proof
+    refusals: tuple[Refusal, ...] = ()

@@ -1,13 +1,20 @@
 """Typed, hash-consed matrix expressions: equal expressions are the same object, so sharing is free.
 
-Normal form: transposes sit at leaves; `multiply` is an n-ary broadcasting Hadamard product; `add` is n-ary with
-integer coefficients; `matmul` is binary. There is no free exponential: the decay atoms of a cumulative log gate ``G``
-(`from_start`, `to_end`, `total`, `decay`) all have exponents <= 0, so an unsafe exponent cannot be written.
+Normal form: transposes sit at leaves; `multiply` is an n-ary broadcasting Hadamard product (an outer product of two
+vectors too); `add` is n-ary with integer coefficients; `matmul` is binary and has an inner dimension. There is no free
+exponential: the decay atoms of a cumulative log gate ``G`` (`from_start`, `to_end`, `total`, `decay`) all have
+exponents <= 0, so an unsafe exponent cannot be written.
+
+The constructors put expressions into normal form; only they make nodes. A misuse raises ValueError: spec text is
+typed before it gets here, and rewrite rules keep types.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from qlagen.spec.model import Shape
@@ -15,10 +22,11 @@ from qlagen.spec.model import Shape
 Op = Literal[
     "input",  # value = its chunk symbol (Q, K, V, beta, G, S, scale)
     "mask",  # value = "lower" (i >= j), "strict" (i > j)
+    "ones",  # an array of ones: stretches a vector or number that is added to a matrix
     "transpose",
     "matmul",
     "multiply",
-    "add",  # coefficients go with args
+    "add",  # coefficients go with args; no args: zero
     "row_sum",  # sum over columns: [R, X] -> [R, 1]
     "column_sum",
     "inverse",  # (I + L)^-1 of a strictly lower L
@@ -27,6 +35,11 @@ Op = Literal[
     "total",  # exp(G_last), [1, 1] for a scalar gate
     "decay",  # [i >= j] exp(G_i - G_j)
 ]
+Kind = Literal["scalar", "column", "row", "matrix"]
+Term = tuple[int, "Node"]
+"""A coefficient and what it multiplies."""
+
+_KEY_LIMIT = 160
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,3 +53,297 @@ class Node:
     value: str = ""
     coefficients: tuple[int, ...] = ()
     key: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.key}: {self.shape[0]} x {self.shape[1]}>"
+
+
+_nodes: dict[tuple[object, ...], Node] = {}
+
+
+def _node(op: Op, args: tuple[Node, ...], shape: Shape, value: str = "", coefficients: tuple[int, ...] = ()) -> Node:
+    identity = (op, tuple(map(id, args)), shape, value, coefficients)
+    found = _nodes.get(identity)
+    if found is None:
+        found = _nodes[identity] = Node(
+            op, args, shape, value, coefficients, _key(op, args, shape, value, coefficients)
+        )
+    return found
+
+
+def _key(op: Op, args: tuple[Node, ...], shape: Shape, value: str, coefficients: tuple[int, ...]) -> str:
+    """Canonical text; a long one keeps its beginning and a digest, so that keys of shared expressions stay short."""
+    if not args:
+        return f"{value or op}[{','.join(shape)}]"
+    parts = [f"{c:+d}*{a.key}" for c, a in zip(coefficients, args)] if coefficients else [a.key for a in args]
+    text = f"{op}({', '.join(parts)})"
+    if len(text) <= _KEY_LIMIT:
+        return text
+    return f"{text[: _KEY_LIMIT // 2]}..#{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+
+# Leaves
+
+
+def input_node(name: str, shape: Shape) -> Node:
+    """A named tensor: an input of the operator or the carried state."""
+    return _node("input", (), shape, name)
+
+
+def mask(which: Literal["lower", "strict"], shape: Shape = ("C", "C")) -> Node:
+    """Ones where i >= j (``lower``) or i > j (``strict``), zeros elsewhere."""
+    return _node("mask", (), shape, which)
+
+
+def ones(shape: Shape) -> Node:
+    return _node("ones", (), shape)
+
+
+def zero(shape: Shape) -> Node:
+    return _node("add", (), shape)
+
+
+def from_start(gate: Node) -> Node:
+    """exp(G): the decay from the chunk's start up to and including each token."""
+    return _node("from_start", (gate,), gate.shape)
+
+
+def to_end(gate: Node) -> Node:
+    """exp(G_last - G): the decay from after each token to the chunk's end."""
+    return _node("to_end", (gate,), gate.shape)
+
+
+def total(gate: Node) -> Node:
+    """exp(G_last): the decay over the whole chunk."""
+    return _node("total", (gate,), ("1", gate.shape[1]))
+
+
+def decay(gate: Node) -> Node:
+    """[i >= j] exp(G_i - G_j) of a gate with one value per token."""
+    if gate.shape[1] != "1":
+        raise ValueError(f"decay of a {gate.shape} gate: it has one value per token")
+    return _node("decay", (gate,), (gate.shape[0], gate.shape[0]))
+
+
+# Structure
+
+
+@cache
+def is_lower(node: Node) -> bool:
+    """Zero where i < j, whatever the inputs."""
+    if node.op in ("mask", "decay", "inverse"):
+        return True
+    if node.op == "multiply":
+        return any(is_lower(a) for a in node.args)
+    return node.op in ("matmul", "add") and node.shape[0] == node.shape[1] and all(map(is_lower, node.args))
+
+
+@cache
+def is_strictly_lower(node: Node) -> bool:
+    """Zero where i <= j, whatever the inputs."""
+    if node.op == "mask":
+        return node.value == "strict"
+    if node.op == "multiply":
+        return any(is_strictly_lower(a) for a in node.args)
+    if node.op == "matmul":
+        return is_lower(node) and any(map(is_strictly_lower, node.args))
+    return node.op == "add" and node.shape[0] == node.shape[1] and all(map(is_strictly_lower, node.args))
+
+
+@cache
+def is_unit_lower(node: Node) -> bool:
+    """Lower with ones on the diagonal, whatever the inputs."""
+    return node.op == "inverse" or (node.op == "matmul" and all(map(is_unit_lower, node.args)))
+
+
+def kind(node: Node) -> Kind:
+    """How it acts in a broadcast product: a ``column`` scales rows (diagonal from the left), a ``row`` columns."""
+    if node.shape == ("1", "1"):
+        return "scalar"
+    if node.shape[1] == "1":
+        return "column"
+    return "row" if node.shape[0] == "1" else "matrix"
+
+
+@cache
+def depends_on(node: Node) -> frozenset[str]:
+    """Names of the inputs (and the state) below it."""
+    if node.op == "input":
+        return frozenset((node.value,))
+    return frozenset[str]().union(*(depends_on(a) for a in node.args))
+
+
+def terms_of(node: Node) -> tuple[Term, ...]:
+    """The node as a sum."""
+    return tuple(zip(node.coefficients, node.args)) if node.op == "add" else ((1, node),)
+
+
+def factors_of(node: Node) -> tuple[Node, ...]:
+    """The node as a broadcast product."""
+    return node.args if node.op == "multiply" else (node,)
+
+
+def split_coefficient(node: Node) -> Term:
+    """Its integer factor and the rest."""
+    return terms_of(node)[0] if node.op == "add" and len(node.args) == 1 else (1, node)
+
+
+def broadcast_shape(shapes: Iterable[Shape]) -> Shape:
+    """The shape to which all stretch; ValueError when two sides differ and neither is 1."""
+    sides = ["1", "1"]
+    for shape in shapes:
+        for axis in (0, 1):
+            if shape[axis] != "1" and sides[axis] not in ("1", shape[axis]):
+                raise ValueError(f"cannot broadcast {shape} with {tuple(sides)}")
+            sides[axis] = shape[axis] if shape[axis] != "1" else sides[axis]
+    return (sides[0], sides[1])
+
+
+# Sums and products
+
+_RANK = {"scalar": 0, "column": 1, "row": 2, "matrix": 3}
+
+
+def _factor_order(node: Node) -> tuple[int, bool, str]:
+    return (_RANK[kind(node)], node.op in ("decay", "mask"), node.key)
+
+
+def multiply(*factors: Node) -> Node:
+    """Broadcasting Hadamard product, in normal form: flat, sorted, integer coefficients outside, no mask that another
+    factor implies, ones only where they stretch the result."""
+    shape = broadcast_shape(f.shape for f in factors)
+    coefficient, flat = 1, list[Node]()
+    for factor in factors:
+        c, rest = split_coefficient(factor)
+        coefficient *= c
+        flat += factors_of(rest)
+    if any(f.op == "add" and not f.args for f in flat):
+        return zero(shape)
+    flat = _drop_masks([f for f in flat if f.op != "ones"])
+    real = broadcast_shape(f.shape for f in flat)
+    if real != shape or not flat:
+        flat.append(ones((_missing(real[0], shape[0]), _missing(real[1], shape[1]))))
+    flat.sort(key=_factor_order)
+    product = flat[0] if len(flat) == 1 else _node("multiply", tuple(flat), shape)
+    return linear(((coefficient, product),))
+
+
+def _missing(have: str, want: str) -> str:
+    return "1" if have == want else want
+
+
+def _drop_masks(factors: list[Node]) -> list[Node]:
+    """Masks are idempotent, and one that the other factors imply goes: every kept factor is still lower."""
+    masks = [f for f in factors if f.op == "mask"]
+    others = [f for f in factors if f.op != "mask"]
+    for m in sorted(masks, key=lambda m: m.value, reverse=True):  # strict before lower
+        implied = is_strictly_lower if m.value == "strict" else is_lower
+        if not any(map(implied, others)):
+            others.append(m)
+    return others
+
+
+def _term_order(node: Node) -> tuple[bool, str]:
+    return (node.op == "matmul", node.key)
+
+
+def linear(terms: Iterable[Term]) -> Node:
+    """Sum of terms of one shape or stretched to it; equal terms merge, cancelled ones go."""
+    listed = tuple(terms)
+    shape = broadcast_shape(t.shape for _, t in listed)
+    merged: dict[Node, int] = {}
+    for coefficient, term in listed:
+        stretched = term if term.shape == shape else multiply(term, ones(shape))
+        for inner, part in terms_of(stretched):
+            merged[part] = merged.get(part, 0) + coefficient * inner
+    kept = sorted(((n, c) for n, c in merged.items() if c), key=lambda p: _term_order(p[0]))
+    if len(kept) == 1 and kept[0][1] == 1:
+        return kept[0][0]
+    return _node("add", tuple(n for n, _ in kept), shape, "", tuple(c for _, c in kept))
+
+
+def add(*terms: Node) -> Node:
+    return linear((1, t) for t in terms)
+
+
+def subtract(left: Node, right: Node) -> Node:
+    return linear(((1, left), (-1, right)))
+
+
+def negate(node: Node) -> Node:
+    return linear(((-1, node),))
+
+
+def matmul(left: Node, right: Node) -> Node:
+    """Matrix product. Over an inner dimension of 1 it is an outer product, that is a broadcast product."""
+    if left.shape[1] != right.shape[0]:
+        raise ValueError(f"cannot multiply {left.shape} with {right.shape}")
+    shape = (left.shape[0], right.shape[1])
+    if left.shape[1] == "1":
+        return multiply(left, right)
+    (c, a), (d, b) = split_coefficient(left), split_coefficient(right)
+    if any(x.op == "add" and not x.args for x in (a, b)):
+        return zero(shape)
+    return linear(((c * d, _node("matmul", (a, b), shape)),))
+
+
+@cache
+def transpose(node: Node) -> Node:
+    """Transpose, pushed to the leaves."""
+    if node.shape == ("1", "1"):
+        return node
+    if node.op == "transpose":
+        return node.args[0]
+    if node.op == "multiply":
+        return multiply(*map(transpose, node.args))
+    if node.op == "add":
+        return linear((c, transpose(t)) for c, t in terms_of(node)) if node.args else zero(_swapped(node))
+    if node.op == "matmul":
+        return matmul(transpose(node.args[1]), transpose(node.args[0]))
+    if node.op in ("row_sum", "column_sum"):
+        return (column_sum if node.op == "row_sum" else row_sum)(transpose(node.args[0]))
+    if node.op == "ones":
+        return ones(_swapped(node))
+    return _node("transpose", (node,), _swapped(node))
+
+
+def _swapped(node: Node) -> Shape:
+    return (node.shape[1], node.shape[0])
+
+
+def row_sum(node: Node) -> Node:
+    """Sum over columns, [R, X] -> [R, 1]."""
+    if node.shape[1] == "1":
+        return node
+    c, rest = split_coefficient(node)
+    return linear(((c, _node("row_sum", (rest,), (node.shape[0], "1"))),))
+
+
+def column_sum(node: Node) -> Node:
+    """Sum over rows, [R, X] -> [1, X]."""
+    if node.shape[0] == "1":
+        return node
+    c, rest = split_coefficient(node)
+    return linear(((c, _node("column_sum", (rest,), ("1", node.shape[1]))),))
+
+
+def inverse(node: Node) -> Node:
+    """(I + L)^-1 of a strictly lower L; unit lower itself."""
+    if not is_strictly_lower(node):
+        raise ValueError(f"inverse of something that is not strictly lower: {node!r}")
+    return _node("inverse", (node,), node.shape)
+
+
+def topological(roots: Iterable[Node]) -> tuple[Node, ...]:
+    """Every node below the roots, operands before users, in an order that depends on the roots alone."""
+    order: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node not in order:
+            for argument in node.args:
+                visit(argument)
+            order[node] = None
+
+    for root in roots:
+        visit(root)
+    return tuple(order)

@@ -1,0 +1,124 @@
+"""Arithmetic in which expressions are evaluated: float64, float64 with rounded operands, and a prime field.
+
+Each field also says what represents a cumulative log gate ``G``: floats hold G itself; the prime field holds
+``exp(G)``, the running product of the decays ``a = exp(g)``, taken as free unknowns. In those unknowns every decay
+atom is a polynomial, which is what makes an exact evaluation possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Field(Protocol):
+    """What an evaluation needs: `product` is the exact matrix product and `matmul` the one that hardware makes;
+    `reduce` brings sums and products of a few values back into the field."""
+
+    @property
+    def dtype(self) -> Any: ...
+    def product(self, left: Array, right: Array) -> Array: ...
+    def matmul(self, left: Array, right: Array) -> Array: ...
+    def reduce(self, value: Array) -> Array: ...
+    def from_start(self, gate: Array) -> Array: ...
+    def to_end(self, gate: Array) -> Array: ...
+    def total(self, gate: Array) -> Array: ...
+    def decay(self, gate: Array) -> Array: ...
+
+
+def round_bfloat16(value: Array) -> Array:
+    """To the nearest bfloat16, ties to even; the result is float64 again. NaN and infinity are not handled."""
+    bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+def round_float16(value: Array) -> Array:
+    """To the nearest IEEE half, ties to even; the result is float64 again."""
+    return np.asarray(value).astype(np.float16).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Float64:
+    """float64 over a cumulative log gate. With `round_operand`, both operands of every matrix product are rounded
+    first, as tensor cores take them; sums stay exact, like their wide accumulators."""
+
+    round_operand: Callable[[Array], Array] | None = None
+    dtype: Any = np.float64
+
+    def product(self, left: Array, right: Array) -> Array:
+        return np.asarray(left @ right)
+
+    def matmul(self, left: Array, right: Array) -> Array:
+        if self.round_operand is not None:
+            left, right = self.round_operand(left), self.round_operand(right)
+        return self.product(left, right)
+
+    def reduce(self, value: Array) -> Array:
+        return value
+
+    def from_start(self, gate: Array) -> Array:
+        return np.asarray(np.exp(gate))
+
+    def to_end(self, gate: Array) -> Array:
+        return np.asarray(np.exp(gate[-1:] - gate))
+
+    def total(self, gate: Array) -> Array:
+        return np.asarray(np.exp(gate[-1:]))
+
+    def decay(self, gate: Array) -> Array:
+        rows, columns = np.indices((len(gate), len(gate)))
+        return np.asarray(np.exp(np.where(rows >= columns, gate - gate.T, -np.inf)))
+
+
+@dataclass(frozen=True)
+class PrimeField:
+    """Integers modulo a prime below 2^31, exact. A gate is the running product of its decays, none of them zero."""
+
+    prime: int
+    dtype: Any = np.int64
+
+    def product(self, left: Array, right: Array) -> Array:
+        """Exact: 16-bit halves multiply in float64, whose sums stay below 2^53 for inner dimensions below 2^20."""
+        high_l, low_l = np.divmod(left, 65536)
+        high_r, low_r = np.divmod(right, 65536)
+
+        def halves(a: Array, b: Array) -> Array:
+            return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64) % self.prime
+
+        middle = (halves(high_l, low_r) + halves(low_l, high_r)) % self.prime
+        high = (halves(high_l, high_r) * 65536 + middle) % self.prime
+        return np.asarray((high * 65536 + halves(low_l, low_r)) % self.prime)
+
+    matmul = product
+
+    def reduce(self, value: Array) -> Array:
+        return np.asarray(value % self.prime)
+
+    def reciprocal(self, value: Array) -> Array:
+        """Inverse of every entry, by Fermat; entries are not zero."""
+        result, base, exponent = np.ones_like(value), value % self.prime, self.prime - 2
+        while exponent:
+            if exponent & 1:
+                result = result * base % self.prime
+            base = base * base % self.prime
+            exponent >>= 1
+        return result
+
+    def from_start(self, gate: Array) -> Array:
+        return gate
+
+    def to_end(self, gate: Array) -> Array:
+        return np.asarray(gate[-1:] * self.reciprocal(gate) % self.prime)
+
+    def total(self, gate: Array) -> Array:
+        return gate[-1:]
+
+    def decay(self, gate: Array) -> Array:
+        return np.tril(gate * self.reciprocal(gate).T % self.prime)

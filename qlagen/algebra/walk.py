@@ -1,0 +1,70 @@
+"""Walks over expressions: orders, rebuilding and replacing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from qlagen.algebra.ir import (
+    Node,
+    Op,
+    column_sum,
+    decay,
+    from_start,
+    inverse,
+    linear,
+    matmul,
+    multiply,
+    row_sum,
+    to_end,
+    topological,
+    total,
+    transpose,
+)
+
+
+def with_args(node: Node, args: tuple[Node, ...]) -> Node:
+    """The same operation on other operands, in normal form."""
+    if node.op == "add":
+        return linear(zip(node.coefficients, args)) if args else node
+    if node.op in _UNARY:
+        return _UNARY[node.op](args[0])
+    if node.op in ("multiply", "matmul"):
+        return (multiply if node.op == "multiply" else matmul)(*args)
+    return node
+
+
+_UNARY: dict[Op, Callable[[Node], Node]] = {
+    "transpose": transpose,
+    "row_sum": row_sum,
+    "column_sum": column_sum,
+    "inverse": inverse,
+    "from_start": from_start,
+    "to_end": to_end,
+    "total": total,
+    "decay": decay,
+}
+
+
+def substitute(roots: Iterable[Node], replacements: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The roots with every replaced node exchanged, once, wherever it occurs; give transposes as well if they count."""
+    done: dict[Node, Node] = dict(replacements)
+
+    def rebuild(node: Node) -> Node:
+        found = done.get(node)
+        if found is None:
+            args = tuple(map(rebuild, node.args))
+            unchanged = all(a is b for a, b in zip(args, node.args))
+            found = done[node] = node if unchanged else with_args(node, args)
+        return found
+
+    return tuple(map(rebuild, roots))
+
+
+def compute_nodes(roots: Iterable[Node]) -> Iterator[Node]:
+    """What is really computed below the roots, operands first: no inputs, constants or transposes, and of an
+    expression and its transpose only the first."""
+    seen: set[Node] = set()
+    for node in topological(roots):
+        if node.op not in ("input", "mask", "ones", "transpose") and node not in seen:
+            seen.update((node, transpose(node)))
+            yield node
