@@ -153,9 +153,7 @@ class CostModel:
             for node in self._loads(kernel, stored):
                 if node.op != "input" or node.value != self.state:
                     total += self._bytes(node)
-                elif state_in_memory:
-                    total += self.entries(node.shape) * DATA_BYTES
-                elif kernel.stores_state:
+                elif state_in_memory or kernel.stores_state:
                     total += self.entries(node.shape) * DATA_BYTES
             total += sum(self._bytes(o) for o in kernel.outputs)
             state_in_memory |= kernel.stores_state

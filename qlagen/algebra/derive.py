@@ -113,7 +113,9 @@ def rewrite_form(form: Form, match: Match) -> Form:
     output, state, *stages = substitute((form.output, form.state, *(n for _, n in form.stages)), replacements)
     present = set(topological((output, state)))
     kept = [
-        (name, node) for (name, _), node in zip(form.stages, stages) if node in present or transpose(node) in present
+        (name, node)
+        for (name, _), node in zip(form.stages, stages, strict=True)
+        if node in present or transpose(node) in present
     ]
     return Form(output, state, tuple(kept))
 

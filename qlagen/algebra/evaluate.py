@@ -37,7 +37,7 @@ def _sizes(roots: tuple[Node, ...], env: Mapping[str, Array], chunk: int) -> dic
     sizes = {"C": chunk, "1": 1}
     for node in topological(roots):
         if node.op == "input":
-            sizes.update(zip(node.shape, env[node.value].shape))
+            sizes.update(zip(node.shape, env[node.value].shape, strict=True))
     return sizes
 
 
@@ -68,7 +68,7 @@ class _Evaluator:
     def _fold(self, node: Node, args: list[Array]) -> Array:
         result = np.zeros([self.sizes[d] for d in node.shape], dtype=self.field.dtype)
         if node.op == "add":
-            for coefficient, value in zip(node.coefficients, args):
+            for coefficient, value in zip(node.coefficients, args, strict=True):
                 result = self.field.reduce(result + coefficient * value)
             return result
         result = result + 1

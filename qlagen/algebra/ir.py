@@ -75,7 +75,8 @@ def _key(op: Op, args: tuple[Node, ...], shape: Shape, value: str, coefficients:
     """Canonical text; a long one keeps its beginning and a digest, so that keys of shared expressions stay short."""
     if not args:
         return f"{value or op}[{','.join(shape)}]"
-    parts = [f"{c:+d}*{a.key}" for c, a in zip(coefficients, args)] if coefficients else [a.key for a in args]
+    signs = [f"{c:+d}*" for c in coefficients] or [""] * len(args)
+    parts = [f"{sign}{a.key}" for sign, a in zip(signs, args, strict=True)]
     text = f"{op}({', '.join(parts)})"
     if len(text) <= _KEY_LIMIT:
         return text
@@ -175,7 +176,7 @@ def depends_on(node: Node) -> frozenset[str]:
 
 def terms_of(node: Node) -> tuple[Term, ...]:
     """The node as a sum."""
-    return tuple(zip(node.coefficients, node.args)) if node.op == "add" else ((1, node),)
+    return tuple(zip(node.coefficients, node.args, strict=True)) if node.op == "add" else ((1, node),)
 
 
 def factors_of(node: Node) -> tuple[Node, ...]:

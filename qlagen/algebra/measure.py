@@ -54,7 +54,7 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
     if node.op == "matmul":
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1]]))
     if node.op == "add":
-        terms = [log2(abs(c)) + a.bits for c, a in zip(node.coefficients, args)]
+        terms = [log2(abs(c)) + a.bits for c, a in zip(node.coefficients, args, strict=True)]
         return Measure(max((a.degree for a in args), default=0), log_sum(terms))
     if node.op in ("row_sum", "column_sum"):
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1 if node.op == "row_sum" else 0]]))

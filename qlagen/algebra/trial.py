@@ -127,7 +127,7 @@ def find_mismatch(
     point = draw_point(spec, sizes, field.prime, generator)
     want = run_recurrence(spec, point, sizes["C"], field)
     have = run_form(form, point, sizes["C"], field)
-    wrong = [np.argwhere(a != b) for a, b in zip(want, have)]
+    wrong = [np.argwhere(a != b) for a, b in zip(want, have, strict=True)]
     for state, places in ((False, wrong[0]), (True, wrong[1])):
         if len(places):
             return Mismatch(state, int(places[0][0]), int(places[0][1]), both=all(map(len, wrong)))

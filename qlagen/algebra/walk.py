@@ -21,11 +21,13 @@ from qlagen.algebra.ir import (
     transpose,
 )
 
+__all__ = ["compute_nodes", "substitute", "topological", "with_args"]
+
 
 def with_args(node: Node, args: tuple[Node, ...]) -> Node:
     """The same operation on other operands, in normal form."""
     if node.op == "add":
-        return linear(zip(node.coefficients, args)) if args else node
+        return linear(zip(node.coefficients, args, strict=True)) if args else node
     if node.op in _UNARY:
         return _UNARY[node.op](args[0])
     if node.op in ("multiply", "matmul"):
@@ -53,7 +55,7 @@ def substitute(roots: Iterable[Node], replacements: Mapping[Node, Node]) -> tupl
         found = done.get(node)
         if found is None:
             args = tuple(map(rebuild, node.args))
-            unchanged = all(a is b for a, b in zip(args, node.args))
+            unchanged = all(a is b for a, b in zip(args, node.args, strict=True))
             found = done[node] = node if unchanged else with_args(node, args)
         return found
 
