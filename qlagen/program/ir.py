@@ -38,13 +38,20 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Number:
+    """An integer constant, the same for every entry: a coefficient, or the 1 of ``1 - beta``."""
+
+    value: int
+
+
+@dataclass(frozen=True)
 class Apply:
     operator: Literal["mul", "add", "sub"]
     left: ElementExpr
     right: ElementExpr
 
 
-ElementExpr = Union[Ref, Apply]
+ElementExpr = Union[Ref, Number, Apply]
 
 
 @dataclass(frozen=True)
