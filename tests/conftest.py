@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# The matrices of the tests are small: OpenBLAS's own threads make them slower, and many times slower on a busy machine.
+# It reads this when NumPy is first imported, which the test modules do later.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlagen.algebra.derivation import Form
-from qlagen.algebra.ir import Node, topological
+from qlagen.algebra.ir import Node
+from qlagen.algebra.walk import topological
 from qlagen.spec.model import OpSpec
 from qlagen.verify.cases import Inputs
 from qlagen.verify.rounding import StorageType, round_to
