@@ -64,7 +64,7 @@ class CostModel:
             elementwise=sum(w.elementwise for w in works) + sum(self.entries(o.shape) for o in operands),
             exps=sum(w.exps for w in works),
             hbm_bytes=self.hbm_bytes(fused_plan(form, self.state) if plan is None else plan),
-            chain_gemms=self.chain_gemms(form.state),
+            chain_gemms=len(self.chain(form.state)),
             rounded=sum(self._rounded(o) for o in operands),
         )
 
@@ -136,14 +136,14 @@ class CostModel:
                 return (entries + rows) / 2
         return entries
 
-    def chain_gemms(self, state: Node) -> int:
-        """The most matrix products on a path from the carried state to `state`."""
-        depth: dict[Node, int] = {}
+    def chain(self, state: Node) -> tuple[Node, ...]:
+        """The matrix products on the path from the carried state to `state` that has the most of them, in order."""
+        paths: dict[Node, tuple[Node, ...]] = {}
         for node in topological((state,)):
             if self.state in depends_on(node):
-                below = max((depth[a] for a in node.args if a in depth), default=0)
-                depth[node] = below + self.is_gemm(node)
-        return depth.get(state, 0)
+                below = max((paths[a] for a in node.args if a in paths), key=len, default=())
+                paths[node] = (*below, node) if self.is_gemm(node) else below
+        return paths.get(state, ())
 
     def hbm_bytes(self, plan: tuple[Kernel, ...]) -> float:
         """What the kernels read and write. The state stays on chip unless a kernel stores it for a later one."""

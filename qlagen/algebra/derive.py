@@ -64,7 +64,7 @@ def derive(spec: OpSpec, *, chunk: int | None = None, bounds: Bounds = Bounds())
     start = _Candidate(textbook, model.cost(textbook), ())
     best = search(start, model, facts, bounds)
     fuse = Step("fuse stages", describe(staged), describe(fused), start.cost)
-    steps = (fuse, *best.steps) if len(staged) > len(fused) else best.steps
+    steps = (fuse, *best.steps) if fuse.before != fuse.after else best.steps
     return Derivation(
         spec=spec,
         textbook=textbook,

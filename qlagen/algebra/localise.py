@@ -2,14 +2,16 @@
 
 A stage is a suspect when some other value of it alone would make every output right. That value is sought exactly:
 outputs are affine in almost every stage, so it solves linear equations over a prime field. It may depend on what the
-stage depends on (and, as a second choice, on one input more), so inputs outside that set are redrawn and one value has
-to serve all draws. With a single fault, the guilty stage is among the suspects, unless outputs are not affine in it.
+stage depends on, and on up to two inputs more in case the fault is that they are missing. All other inputs are redrawn
+and one value has to serve all draws: the more are redrawn, the stronger the evidence. With a single fault, the guilty
+stage is among the suspects, unless outputs are not affine in it or it lacks more than two inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -25,18 +27,29 @@ from qlagen.spec.model import OpSpec
 SMALL = 4
 """Size of K and V while a fault is narrowed down; C is at most one less, so that products with keys lose nothing."""
 DRAWS = 3
+MISSING = 2
+"""Most inputs that a guilty stage may lack."""
 _UNKNOWN = "?"
 _SEED = 20
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """`multiple`: the repaired value is a fixed integer times the present one, so a sign or factor at its use may be
-    the fault instead. `widened`: the repaired value needs an input that the stage does not depend on."""
+    """`multiple`: the repaired value is a fixed number times the present one, so a sign or factor where the stage is
+    used may be the fault instead. `missing`: inputs that the repaired value needs and the stage does not depend on.
+    `redrawn`: how many inputs were redrawn."""
 
     name: str
+    index: int
     multiple: bool
-    widened: bool
+    missing: tuple[str, ...]
+    redrawn: int
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Small for the likely: evidence first. Of equals the later stage: an earlier one would have to mean more than
+        it says."""
+        return (self.multiple, -self.redrawn, len(self.missing), -self.index)
 
 
 def proof_error(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch: Mismatch) -> QlagenError:
@@ -63,9 +76,10 @@ def proof_error(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch: Mi
 def _explain(found: tuple[Suspect, ...], blamed: str) -> str:
     if not found:
         return "no change of a single stage makes all outputs right: more than one stage is wrong"
-    others = [repr(s.name) for s in found[1:]]
+    needs = f", one that depends on {' and '.join(found[0].missing)}," if found[0].missing else ""
+    others = [repr(s.name) for s in found[1:] if not s.missing]
     also = f"; so would another value of {' or '.join(others)}" if others else ""
-    return f"another value of {blamed!r} alone would make all outputs right{also}"
+    return f"another value of {blamed!r} alone{needs} would make all outputs right{also}"
 
 
 def _small_sizes(spec: OpSpec, chunk: int) -> dict[str, int]:
@@ -85,29 +99,25 @@ def _smallest_chunk(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch
 def suspects(spec: OpSpec, sizes: Mapping[str, int]) -> tuple[Suspect, ...]:
     """Every stage of which another value alone would repair all outputs, the most likely first."""
     generator = np.random.default_rng(_SEED)
-    found = []
-    form = build_form(spec)
-    for index, (name, node) in enumerate(form.stages):
-        suspect = _suspect(spec, name, node, sizes, generator)
-        if suspect is not None:
-            found.append((suspect.widened, suspect.multiple, index, suspect))
-    return tuple(s for *_, s in sorted(found, key=lambda f: f[:3]))
+    stages = build_form(spec).stages
+    found = (_suspect(spec, index, *stage, sizes, generator) for index, stage in enumerate(stages))
+    return tuple(sorted((s for s in found if s is not None), key=lambda s: s.rank))
 
 
 def _suspect(
-    spec: OpSpec, name: str, node: Node, sizes: Mapping[str, int], generator: np.random.Generator
+    spec: OpSpec, index: int, name: str, node: Node, sizes: Mapping[str, int], generator: np.random.Generator
 ) -> Suspect | None:
     field = PrimeField(draw_prime(generator))
     base = draw_point(spec, sizes, field.prime, generator)
-    inputs = tuple(base.values)
-    own = depends_on(node)
-    extras = tuple(n for n in inputs if n not in own)
-    for widened, allowed in ((False, own), *((True, own | {extra}) for extra in extras)):
-        points = [base, *(draw_point(spec, sizes, field.prime, generator, allowed, base) for _ in range(DRAWS - 1))]
+    others = [n for n in base.values if n not in depends_on(node)]
+    for missing in (m for count in range(MISSING + 1) for m in combinations(others, count)):
+        kept = depends_on(node) | set(missing)
+        points = [base, *(draw_point(spec, sizes, field.prime, generator, kept, base) for _ in range(DRAWS - 1))]
         value = _repaired(spec, name, node, points, sizes, field)
         if value is not None:
             present = evaluate((node,), base.values, sizes["C"], field)[0]
-            return Suspect(name, _is_multiple(value, present, field.prime), widened)
+            multiple = _is_multiple(value, present, field.prime)
+            return Suspect(name, index, multiple, missing, len(others) - len(missing))
     return None
 
 
@@ -172,4 +182,5 @@ def solve_modular(matrix: Array, target: Array, prime: int) -> Array | None:
 
 
 def _is_multiple(value: Array, present: Array, prime: int) -> bool:
-    return any(np.array_equal(value, factor * present % prime) for factor in (-2, -1, 2))
+    half = (prime + 1) // 2
+    return any(np.array_equal(value, factor * present % prime) for factor in (-2, -1, 2, half, prime - half))
