@@ -43,7 +43,8 @@ class Case:
     padding: int = 0
     key_heads: int = 2
     value_heads: int = 4
-    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    dtype: StorageType = "bfloat16"
+    """Of the ``data`` inputs and of the output."""
     number_dtype: StorageType = "float32"
     """Of the inputs that are computed in fp32 (gates, factors) and of the initial state."""
     gate: Gate = "soft"
@@ -227,7 +228,7 @@ QUICK: tuple[Case, ...] = (
     Case("keys period, factor one, gate zero", (200,), keys="period", factor="one", gate="zero"),
     Case("keys similar, factor high, gate zero", (130,), keys="similar", factor="high", gate="zero"),
 )
-"""For the portable implementation on a CPU: seconds for each operator."""
+"""Every kind of value, short enough for a CPU: seconds for each operator."""
 
 RAGGED = (1, 0, 511, 64, 65, 1000, 63, 344)
 GPU: tuple[Case, ...] = (
@@ -246,4 +247,12 @@ GPU: tuple[Case, ...] = (
 )
 """For kernels on a GPU: the small cases too, and head counts and lengths of real models."""
 
-SETS: dict[str, tuple[Case, ...]] = {"small": SMALL, "quick": QUICK, "gpu": GPU}
+PORTABLE: tuple[Case, ...] = (
+    *QUICK,
+    Case("fp32", (130,), dtype="float32"),
+    Case("fp32, gate mixed", (200,), dtype="float32", gate="mixed"),
+    Case("fp32, keys similar", (130,), dtype="float32", keys="similar", factor="one"),
+)
+"""For the portable implementation, which takes fp32 data as well."""
+
+SETS: dict[str, tuple[Case, ...]] = {"small": SMALL, "quick": QUICK, "portable": PORTABLE, "gpu": GPU}

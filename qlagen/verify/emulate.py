@@ -70,7 +70,7 @@ class _Chunk:
 
 
 def emulate(spec: OpSpec, form: Form, inputs: Inputs, rounding: Rounding) -> tuple[Array, Array]:
-    """o [B, T, Hv, V], zero in rows of no sequence, and final_state [N, Hv, K, V], as the kernels would compute them."""
+    """o [B, T, Hv, V], zero in rows of no sequence, and final_state [N, Hv, K, V], as kernels compute them."""
     sizes = dict(spec.dims)
     flat, batch, tokens, heads = _flatten(spec, inputs)
     offsets = np.arange(batch + 1) * tokens if inputs.cu_seqlens is None else inputs.cu_seqlens

@@ -56,7 +56,11 @@ def recurrence_of(spec: OpSpec) -> Recurrence:
 
 def make_problem(spec: OpSpec, form: Form, case: Case, seed: int = 0) -> Problem:
     """Inputs, oracle and budgets of one case; `form` is what the kernels compute for a chunk."""
-    inputs = make_inputs(spec, case, seed)
+    return problem_of(spec, form, case, make_inputs(spec, case, seed))
+
+
+def problem_of(spec: OpSpec, form: Form, case: Case, inputs: Inputs) -> Problem:
+    """The same for given inputs, such as captured ones; `case` says how they are passed."""
     output, state = run(recurrence_of(spec), inputs.arrays, inputs.cu_seqlens, inputs.initial_state)
     budgets = error_budgets(spec, form, case, inputs, output, state)
     return Problem(spec, case, inputs, output, state, *budgets)

@@ -46,7 +46,7 @@ def _judge_output(problem: Problem, implementation: str, output: Array) -> Row:
     spans = problem.spans
     wrong = nonzero_past_end(output, spans)
     if wrong is not None:
-        return failure(problem, implementation, "o", "must be zero there", Place(None, wrong))
+        return failure(problem, implementation, "o", "must be zero", Place(None, wrong))
     errors = output_errors(output, problem.output, spans, problem.case.dtype)
     place = _worst(errors, problem.output_budget)
     if place is not None and place.sequence is not None:

@@ -11,7 +11,7 @@ import pytest
 from qlagen.algebra.build import build_form
 from qlagen.spec.load import load_spec, parse_spec
 from qlagen.verify import emulate as emulation
-from qlagen.verify.budget import CEILING, STATE_FLOOR
+from qlagen.verify.budget import CEILING, SINGLE_FLOOR
 from qlagen.verify.cases import QUICK, Case, cases_for, make_inputs
 from qlagen.verify.compare import output_errors, state_errors
 from qlagen.verify.emulate import Rounding, emulate
@@ -53,7 +53,7 @@ def test_budgets_are_as_tight_as_the_storage_type() -> None:
         assert np.all((problem.output_budget > low) & (problem.output_budget < high)), name
         assert np.all((problem.state_budget > low / 2) & (problem.state_budget < high * 1.2)), name
     no_update = make_problem(spec, form, QUICK_BY_NAME["factor low"])
-    assert np.all(no_update.state_budget == STATE_FLOOR)
+    assert np.all(no_update.state_budget == SINGLE_FLOOR)
     for case in cases_for(spec, QUICK):
         assert make_problem(spec, form, case).output_budget.max(initial=0) < CEILING, case.name
 

@@ -64,11 +64,15 @@ def test_values_are_what_the_kind_says() -> None:
     made = {kind: make_inputs(GATED, replace(case, gate=kind)).arrays["g"][0] for kind in ("zero", "strong", "reset")}
     assert np.all(made["zero"] == 0)
     assert np.all((made["strong"] <= -50) & (made["strong"] >= -70))
-    assert np.isneginf(made["reset"][[0, 62, 63, 64], [0, 2, 3, 0]]).all() and np.isfinite(made["reset"]).any()
+    assert np.isneginf(made["reset"][[0, 62, 63, 64], [0, 2, 3, 0]]).all()
+    assert np.isfinite(made["reset"]).any()
     model = make_inputs(GATED, replace(case, gate="model")).arrays["g"][0]
-    assert np.all(model[:, 0] == 0) and model[:, 3].mean() < -5
+    assert np.all(model[:, 0] == 0)
+    assert model[:, 3].mean() < -5
     mixed = make_inputs(GATED, replace(case, gate="mixed")).arrays["g"][0]
-    assert np.all(mixed[:, 0] == 0) and np.all(mixed[:, 1] < -49) and np.isneginf(mixed[:, 3]).any()
+    assert np.all(mixed[:, 0] == 0)
+    assert np.all(mixed[:, 1] < -49)
+    assert np.isneginf(mixed[:, 3]).any()
     for kind, value in {"low": 0, "one": 1, "high": 2}.items():
         assert np.all(make_inputs(GATED, replace(case, factor=kind)).arrays["beta"] == value)
     keys = {
@@ -82,13 +86,15 @@ def test_values_are_what_the_kind_says() -> None:
     assert 0.85 < np.mean(cosines[np.triu_indices(130, 1)]) < 0.95
     assert 0.2 < np.mean(np.all(keys["zero"] == 0, axis=-1)) < 0.8
     norms = np.linalg.norm(keys["short"], axis=-1)
-    assert norms.max() <= 1.005 and norms.min() < 0.2
+    assert norms.max() <= 1.005
+    assert norms.min() < 0.2
 
 
 def test_same_name_and_seed_give_the_same_values() -> None:
     case = Case("x", (9,))
     first, again, other = (make_inputs(GATED, case, seed).arrays["v"] for seed in (0, 0, 1))
-    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
     assert not np.array_equal(first, make_inputs(GATED, replace(case, name="y")).arrays["v"])
 
 

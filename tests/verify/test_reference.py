@@ -129,7 +129,8 @@ def test_head_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -
     whole = run(GATED_DELTA_RULE, arrays)
     monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 1)
     single = run(GATED_DELTA_RULE, arrays)
-    assert np.array_equal(whole[0], single[0]) and np.array_equal(whole[1], single[1])
+    assert np.array_equal(whole[0], single[0])
+    assert np.array_equal(whole[1], single[1])
 
 
 def test_no_tokens() -> None:
