@@ -1,0 +1,105 @@
+// Launching a grid: one block after the other, every block from a clean state.
+#include <vector>
+
+#include "scheduler.h"
+
+namespace emu {
+
+alignas(1024) unsigned char shared_memory[kSharedBytes];
+uint32_t dynamic_shared_bytes;
+void begin_launch();
+
+namespace {
+
+struct StaticVariable {
+  const char* name;
+  uint32_t offset, bytes;
+};
+std::vector<StaticVariable> static_variables;
+uint32_t static_end = kDynamicSharedBytes;
+std::vector<dim3> chosen_blocks;
+
+void check_launch(const cudaLaunchConfig_t& config) {
+  const unsigned threads = config.blockDim.x * config.blockDim.y * config.blockDim.z;
+  const dim3 grid = config.gridDim;
+  if (threads == 0 || threads > unsigned(kMaxThreads) || threads % 32) fail("LAUNCH", "%u threads in a block: a multiple of 32 up to %d is possible", threads, kMaxThreads);
+  if (!grid.x || !grid.y || !grid.z) fail("LAUNCH", "empty grid (%u, %u, %u)", grid.x, grid.y, grid.z);
+  if (config.dynamicSmemBytes > kDynamicSharedBytes) fail("LAUNCH", "%zu bytes of dynamic shared memory, %u are possible", config.dynamicSmemBytes, kDynamicSharedBytes);
+  for (unsigned i = 0; i < config.numAttrs; ++i)
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) fail("UNMODELLED", "thread block clusters");
+}
+
+void run_one_block(dim3 block, int threads, void (*body)(void*), void* arguments) {
+  blockIdx = block;
+  // All ones is a NaN in every floating-point format: a value read before it is written shows in the result.
+  memset(shared_memory, 0xff, dynamic_shared_bytes);
+  memset(shared_memory + kDynamicSharedBytes, 0xff, static_end - kDynamicSharedBytes);
+  reset_barriers();
+  reset_tma();
+  reset_async_copies();
+  reset_wgmma(threads);
+  run_block(threads, body, arguments);
+}
+
+}  // namespace
+
+uint32_t shared_offset(const void* address) {
+  auto offset = uintptr_t(address) - uintptr_t(shared_memory);
+  if (offset >= kSharedBytes) fail("SHARED-BOUNDS", "address %p is not in shared memory", address);
+  return uint32_t(offset);
+}
+
+uint32_t reserve_static_shared(const char* name, uint32_t bytes, uint32_t alignment) {
+  const uint32_t offset = (static_end + alignment - 1) / alignment * alignment;
+  if (offset + bytes > kSharedBytes) fail("SHARED-BOUNDS", "no room for the __shared__ variable %s of %u bytes", name, bytes);
+  static_variables.push_back({name, offset, bytes});
+  memset(shared_memory + offset, 0xff, bytes);  // reserved by the first thread that comes by, in the middle of a block
+  static_end = offset + bytes;
+  return offset;
+}
+
+void check_static_shared(uint32_t offset, uint32_t bytes, const char* what) {
+  const bool inside = offset >= kDynamicSharedBytes && offset + bytes <= static_end;
+  if (!inside) fail("SHARED-BOUNDS", "%s touches shared bytes %u to %u; the block has %u", what, offset, offset + bytes, dynamic_shared_bytes);
+}
+
+std::string shared_name(const void* address, uint32_t element_bytes) {
+  const auto offset = uint32_t(uintptr_t(address) - uintptr_t(shared_memory));
+  for (const StaticVariable& variable : static_variables)
+    if (offset >= variable.offset && offset < variable.offset + variable.bytes)
+      return format("%s[%u]", variable.name, (offset - variable.offset) / element_bytes);
+  return format("at shared byte %u", offset);
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const char*, void (*body)(void*), void* arguments) {
+  begin_launch();
+  gridDim = config.gridDim, blockDim = config.blockDim;
+  dynamic_shared_bytes = uint32_t(config.dynamicSmemBytes);
+  const int threads = int(blockDim.x * blockDim.y * blockDim.z);
+  try {
+    check_launch(config);
+    if (!chosen_blocks.empty()) {
+      for (dim3 block : chosen_blocks) run_one_block(block, threads, body, arguments);
+      return cudaSuccess;
+    }
+    for (unsigned z = 0; z < gridDim.z; ++z)
+      for (unsigned y = 0; y < gridDim.y; ++y)
+        for (unsigned x = 0; x < gridDim.x; ++x) run_one_block(dim3(x, y, z), threads, body, arguments);
+  } catch (const LaunchFailed&) {
+    return cudaErrorLaunchFailure;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace emu
+
+// Entry points for the host program, besides the generated `call`.
+#define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
+
+EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t seed, const unsigned* blocks, int block_count) {
+  emu::mode = {lazy != 0, late != 0, seeded != 0, seed};
+  emu::chosen_blocks.clear();
+  emu::begin_launch();
+  for (int i = 0; i < block_count; ++i) emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));
+}
+EMULATOR_EXPORT const char* emulator_failure() { return emu::failed() ? emu::failure_text() : emu::refused_tensor_map(); }

@@ -1,0 +1,111 @@
+"""Running an emulated kernel, and turning what went wrong into an error a person can act on."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlagen.errors import QlagenError
+from qlagen.verify.emulator.arguments import Arguments
+from qlagen.verify.emulator.lower import LoweredKernel
+
+_BYTE = re.compile(r"shared byte (?P<offset>\d+)")
+_HINTS = {
+    "DEADLOCK": "compare arrive counts and phases of the barriers named above with the arrivals in the kernel",
+    "OVER-ARRIVAL": "the barrier's count is too low, or a thread arrives again before the phase has completed",
+    "IN-FLIGHT": "wait for every load and store before the kernel ends",
+    "REGISTERS": "the registers of all warps together are fixed at launch: an increase needs a decrease elsewhere",
+}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the emulator orders what a GPU leaves open. The default is eager and in turn.
+
+    lazy: a wgmma reads its operands and writes its accumulator only when its group is waited for, not at commit.
+    late: TMA and cp.async (and lazy wgmma) finish as late as possible: loads land and stores read shared memory when
+        no warp can run, or, with a seed, at a random moment.
+    seed: warps run by random priorities, with preemption at every synchronisation; None runs warps in turn.
+    """
+
+    lazy: bool = False
+    late: bool = False
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        words = ["lazy" if self.lazy else "", "late" if self.late else ""]
+        words += [f"seed {self.seed}"] if self.seed is not None else []
+        return " ".join(word for word in words if word) or "eager"
+
+
+STANDARD_MODES = (
+    Mode(),
+    Mode(lazy=True),
+    Mode(late=True),
+    Mode(lazy=True, late=True),
+    *(Mode(lazy=True, late=True, seed=seed) for seed in range(4)),
+    *(Mode(late=True, seed=seed) for seed in range(4, 6)),
+)
+"""The modes a kernel should pass, bit for bit alike; the seeded ones expose most ordering faults."""
+
+
+class EmulatedKernel:
+    """A generated kernel, compiled for the CPU. Call it with tensors and numbers by name."""
+
+    def __init__(self, name: str, lowered: LoweredKernel, library: Path) -> None:
+        self.name = name
+        self.lowered = lowered
+        self.library = library
+        self._loaded = ctypes.CDLL(str(library))
+        self._loaded.get_last_error.restype = ctypes.c_char_p
+        self._loaded.emulator_failure.restype = ctypes.c_char_p
+
+    def __call__(
+        self,
+        *,
+        mode: Mode = Mode(),
+        blocks: Sequence[tuple[int, int, int]] = (),
+        **arguments: Any,
+    ) -> None:
+        """Runs the host `call`: encodes tensor maps, then every block of every launch, or only `blocks` (x, y, z).
+
+        Tensors are contiguous CPU tensors and are changed in place; dynamic dimensions follow from their shapes.
+        Every block starts with shared memory full of NaN. Raises QlagenError: E-EMU-ARGUMENT for a wrong argument,
+        E-EMU-<KIND> for what a kernel did wrong (DEADLOCK, OVER-ARRIVAL, UNINITIALISED, SHARED-BOUNDS, MISALIGNED,
+        BARRIER-COUNT, DIVERGED, REGISTERS, IN-FLIGHT, TENSOR-MAP, OUT-OF-BOUNDS, ...).
+        """
+        bound = Arguments(self.lowered.parameters, arguments)
+        flat = [coordinate for block in blocks for coordinate in block]
+        chosen = (ctypes.c_uint * max(1, len(flat)))(*flat)
+        seeded = mode.seed is not None
+        seed = ctypes.c_uint64(mode.seed or 0)
+        self._loaded.emulator_configure(int(mode.lazy), int(mode.late), int(seeded), seed, chosen, len(blocks))
+        code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))
+        bound.finish(self.name)
+        if code:
+            raise self._error(mode)
+
+    def _error(self, mode: Mode) -> QlagenError:
+        text = self._loaded.emulator_failure().decode()
+        if not text:
+            return QlagenError("E-EMU-LAUNCH", f"kernel {self.name!r}: {self._loaded.get_last_error().decode()}")
+        kind, place, message, *notes = self._with_names(text).split("\n")
+        hints = (_HINTS[kind],) if kind in _HINTS else ()
+        return QlagenError(
+            f"E-EMU-{kind}", f"kernel {self.name!r}, {place}, mode {mode}: {message}", notes=notes, hints=hints
+        )
+
+    def _with_names(self, text: str) -> str:
+        """Adds the name of the shared buffer to every place given as a byte of shared memory."""
+        buffers = self.lowered.shared_buffers
+
+        def named(match: re.Match[str]) -> str:
+            offset = int(match["offset"])
+            owner = max(((start, name) for name, start in buffers if start <= offset), default=None)
+            return match[0] if owner is None else f"{match[0]} ({owner[1]} + {offset - owner[0]})"
+
+        return _BYTE.sub(named, text)
