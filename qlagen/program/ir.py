@@ -8,7 +8,7 @@ symbols ``C`` (tokens), ``K`` and ``V``, or none (numbers).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 Dims = tuple[str, ...]
 
@@ -51,7 +51,7 @@ class Apply:
     right: ElementExpr
 
 
-ElementExpr = Union[Ref, Number, Apply]
+ElementExpr = Ref | Number | Apply
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Inverse:
     origin: str = ""
 
 
-Operation = Union[Load, Scan, Gate, Gemm, Elementwise, Inverse]
+Operation = Load | Scan | Gate | Gemm | Elementwise | Inverse
 
 
 @dataclass(frozen=True)

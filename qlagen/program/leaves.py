@@ -1,0 +1,101 @@
+"""What expressions are made of inside one program: loaded tensors, numbers, the carried value."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from qlagen.algebra.build import chunk_inputs
+from qlagen.algebra.ir import Node
+from qlagen.errors import QlagenError
+from qlagen.program.hoist import Hoisted
+from qlagen.program.ir import Load, Scan, Tensor
+from qlagen.spec.model import Input, OpSpec
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that a program finds ready: `load` says from where, unless it is a number or the carried value.
+
+    `scan` makes a cumulative gate of the load.
+    """
+
+    name: str
+    load: Load | None = None
+    scan: Scan | None = None
+    is_scalar: bool = False
+
+
+Leaves = Mapping[Node, Leaf]
+"""In the order in which a program loads them."""
+
+
+def prepare_leaves(spec: OpSpec) -> dict[Node, Leaf]:
+    """Inputs as the caller gives them; cumulative gates are made here."""
+    nodes = chunk_inputs(spec)
+    return {nodes[item.chunk_symbol]: _input_leaf(item) for item in spec.inputs}
+
+
+def carried_leaves(spec: OpSpec, tensors: Mapping[Node, Tensor], origins: Mapping[Node, str]) -> dict[Node, Leaf]:
+    """Inputs, the carried value, and what an earlier program stored in `tensors`; `origins` are their spec stages."""
+    nodes = chunk_inputs(spec)
+    plain = [item for item in spec.inputs if item.role != "log_gate"]
+    leaves = {nodes[item.chunk_symbol]: _input_leaf(item) for item in plain}
+    for node, tensor in tensors.items():
+        leaves[node] = Leaf(tensor.name, Load(tensor.name, tensor, origins.get(node, "")))
+    return leaves | {nodes[spec.state]: Leaf(spec.state)}
+
+
+def _input_leaf(item: Input) -> Leaf:
+    if item.heads == "none":
+        return Leaf(item.name, is_scalar=True)
+    tensor = Tensor(item.name, ("C", *item.dims), item.dtype, item.heads, "token")
+    load = Load(item.name, tensor)
+    if item.role != "log_gate":
+        return Leaf(item.name, load)
+    return Leaf(item.chunk_symbol, load, Scan(item.chunk_symbol, item.name))
+
+
+def gate_names(spec: OpSpec) -> dict[Node, str]:
+    """What derived values call a cumulative gate: the input's name."""
+    nodes = chunk_inputs(spec)
+    return {nodes[item.chunk_symbol]: item.name for item in _gates(spec)}
+
+
+def chunk_tensors(spec: OpSpec, hoisted: Hoisted, stages: Mapping[Node, str]) -> dict[Node, Tensor]:
+    """The tensors that hand hoisted values to the walk: a stage's name in lower case, ``<gate>_cum``."""
+    taken = {item.name for item in spec.inputs} | {"o"}
+    tensors: dict[Node, Tensor] = {}
+    for node in hoisted.matrices:
+        name = _unused(stages.get(node, "inverse").lower(), taken)
+        tensors[node] = Tensor(name, ("C", "C"), "data", "value", "chunk")
+    names = gate_names(spec)
+    for node in names:
+        if node in hoisted.gates:
+            name = _unused(f"{names[node]}_cum", taken)
+            tensors[node] = Tensor(name, ("C",), "float32", "value", "chunk")
+    return tensors
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken or keyword.iskeyword(name):
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _gates(spec: OpSpec) -> Iterable[Input]:
+    return (item for item in spec.inputs if item.role == "log_gate")
+
+
+def check_gates(spec: OpSpec) -> None:
+    """Kernels take gates with one value per token and value head. Raises E-PROGRAM for others."""
+    for item in _gates(spec):
+        if item.dims:
+            raise QlagenError(
+                "E-PROGRAM",
+                f"the log gate {item.name} has a value per {item.dims[0]} channel",
+                span=item.span,
+                notes=["kernels take log gates with one value per token and head: shape = []"],
+            )

@@ -1,0 +1,102 @@
+"""Programs as stable text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qlagen.program.dims import infer_dims, show_dims
+from qlagen.program.ir import (
+    Apply,
+    Dims,
+    ElementExpr,
+    Elementwise,
+    Gate,
+    Gemm,
+    Inverse,
+    Load,
+    Number,
+    Operation,
+    Plan,
+    Program,
+    Ref,
+    Scan,
+    Tensor,
+)
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
+_ALONG = {None: "", "rows": "[:, None]", "columns": "[None, :]", "all": ""}
+
+
+def show_program(plan: Plan) -> str:
+    """All kernels of an operator, in launch order.
+
+    One operation a line: the value with its dimensions, how it is made, and the spec stage that it belongs to.
+    """
+    sizes = ", ".join(f"{name} = {size}" for name, size in plan.dims)
+    return "\n\n".join([f"plan {plan.operator}: {sizes}", *map(_program, plan.programs)]) + "\n"
+
+
+def _program(program: Program) -> str:
+    dims = infer_dims(program)
+    walk = "one chunk after another" if program.carry else "chunks in parallel"
+    lines = [f"program {program.name}: {walk}"]
+    lines += [f"  scalar {name}" for name in program.scalars]
+    if program.carry is not None:
+        lines.append(f"  carry {program.carry.name} {show_dims(program.carry.dims)}, next {program.carry.next}")
+    rows = [_operation(operation, dims) for operation in program.operations]
+    width = max(len(text) for text, _ in rows)
+    lines += [f"  {text:<{width}}  # {origin}" if origin else f"  {text}" for text, origin in rows]
+    lines += [f"  store {_tensor(store.tensor)} = {store.value}" for store in program.stores]
+    return "\n".join(lines)
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f"{tensor.name} {show_dims(tensor.dims)} ({tensor.layout} layout, {tensor.head} heads, {tensor.dtype})"
+
+
+def _operation(operation: Operation, dims: Mapping[str, Dims]) -> tuple[str, str]:
+    text = f"{operation.name} {show_dims(dims[operation.name])} = {_right_side(operation)}"
+    return text, operation.origin
+
+
+def _right_side(operation: Operation) -> str:
+    match operation:
+        case Load():
+            return f"load {_tensor(operation.tensor)}"
+        case Scan():
+            return f"scan({operation.source})"
+        case Gate():
+            return f"{operation.kind}({operation.source or ''})"
+        case Inverse():
+            return f"inv_unit_lower({operation.source})"
+        case Gemm():
+            left = operation.left + ("^T" if operation.transpose_left else "")
+            right = operation.right + ("^T" if operation.transpose_right else "")
+            return ("" if operation.add is None else f"{operation.add} + ") + f"{left} @ {right}"
+        case Elementwise():
+            return show_expression(operation.expr)
+
+
+def show_expression(expr: ElementExpr) -> str:
+    """With the broadcast of a vector as an index: ``x * beta[:, None]`` scales rows."""
+    match expr:
+        case Ref():
+            return expr.name + _ALONG[expr.along]
+        case Number():
+            return str(expr.value)
+        case Apply():
+            left, right = show_expression(expr.left), show_expression(expr.right)
+            if expr.operator == "mul":
+                left = f"({left})" if _is_sum(expr.left) else left
+            if expr.operator != "add" and (_is_sum(expr.right) or _is_product(expr, expr.right)):
+                right = f"({right})"
+            return f"{left} {_SIGNS[expr.operator]} {right}"
+
+
+def _is_sum(expr: ElementExpr) -> bool:
+    return isinstance(expr, Apply) and expr.operator != "mul"
+
+
+def _is_product(outer: Apply, expr: ElementExpr) -> bool:
+    """A product on the right of a product: the text keeps the grouping."""
+    return outer.operator == "mul" and isinstance(expr, Apply)
