@@ -201,8 +201,8 @@ EMPTY_AMONG = (57, 0, 7, 65, 130)
 """Sequences of which one is empty, and which end before, on and after the end of a chunk."""
 
 SMALL: tuple[Case, ...] = (
-    *(Case(f"T={length}", (length,)) for length in LENGTHS),
-    Case("packed, one empty", EMPTY_AMONG, packed=True),
+    *(Case(f"T={length}", (length,), key_heads=1, value_heads=2) for length in LENGTHS),
+    Case("packed, one empty", EMPTY_AMONG, packed=True, key_heads=1, value_heads=2),
 )
 """What every implementation must pass, also those that are slow to run."""
 

@@ -120,7 +120,7 @@ def forget_the_tail_mask(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "case"),
     [
-        (round_gates, "T=200"),
+        (round_gates, "fp16"),
         (round_gates, "gate model"),
         (by_products(5, "float16"), "keys identical, factor one, gate zero"),
         (by_products(5, "bfloat16"), "keys similar"),

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from qlagen.algebra.build import build_form
-from qlagen.algebra.derivation import Cost, Derivation, Proof
+from qlagen.algebra.derive import derive
 from qlagen.spec.load import parse_spec
-from qlagen.verify.cases import PORTABLE, Case, cases_for
+from qlagen.verify.cases import PORTABLE, QUICK, Case, cases_for
 from qlagen.verify.compare import Place, output_errors, relative_errors, state_errors, worst_chunk
+from qlagen.verify.emulate import Rounding, emulate
 from qlagen.verify.library import torch_arguments, verify_library, verify_problem
-from qlagen.verify.problem import make_problem
-from qlagen.verify.report import Row, as_json, as_table, exit_status
+from qlagen.verify.problem import make_problem, make_problems
+from qlagen.verify.report import Row, as_json, as_table, exit_status, judge
 
 from .operators import oracle_operator
 
@@ -38,13 +39,20 @@ PROBLEM = make_problem(SPEC, FORM, RAGGED)
 @pytest.mark.parametrize("name", ["gated_delta_rule", "delta_rule", "simple_gla"])
 def test_the_oracle_passes_every_case(name: str) -> None:
     spec = load(name)
-    form, cost = build_form(spec), Cost(0, 0, 0, 0, 0)
-    derivation = Derivation(spec, form, form, (), cost, cost, Proof(64, 24, 16, 0, 0, 0.0))
     cases = cases_for(spec, PORTABLE)
-    rows = verify_library(oracle_operator(spec), spec, derivation, cases, "oracle")
+    rows = verify_library(oracle_operator(spec), spec, derive(spec), cases, "oracle")
     assert [row for row in rows if not row.ok] == []
     assert [(row.case, row.output) for row in rows] == [(c.name, o) for c in cases for o in ("o", "final_state")]
     assert exit_status(rows) == 0
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "delta_rule", "simple_gla"])
+def test_another_form_stays_within_the_budgets_of_the_chosen_one(name: str) -> None:
+    spec = load(name)
+    derivation = derive(spec)
+    for problem in make_problems(spec, derivation.chosen, cases_for(spec, QUICK)):
+        textbook = emulate(spec, derivation.textbook, problem.inputs, Rounding(problem.case.dtype))
+        assert [row for row in judge(problem, "textbook", *textbook) if not row.ok] == []
 
 
 def spoil_one_head(o: torch.Tensor, final: torch.Tensor) -> None:
