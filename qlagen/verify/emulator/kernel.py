@@ -35,6 +35,7 @@ class Mode:
     lazy: bool = False
     late: bool = False
     seed: int | None = None
+    fences: bool = True
 
     def __str__(self) -> str:
         words = ["lazy" if self.lazy else "", "late" if self.late else ""]
@@ -83,7 +84,7 @@ class EmulatedKernel:
         chosen = (ctypes.c_uint * max(1, len(flat)))(*flat)
         seeded = mode.seed is not None
         seed = ctypes.c_uint64(mode.seed or 0)
-        self._loaded.emulator_configure(int(mode.lazy), int(mode.late), int(seeded), seed, chosen, len(blocks))
+        self._loaded.emulator_configure(int(mode.lazy), int(mode.late), int(seeded), int(mode.fences), seed, chosen, len(blocks))
         code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))
         bound.finish(self.name)
         if code:

@@ -12,14 +12,13 @@ _STATIC_SHARED = re.compile(
     r"__shared__ (?:__align__\((?P<alignment>\d+)\) )?(?P<type>[\w ]+?) (?P<name>\w+)\[(?P<extent>\d+)\];"
 )
 _EXPORT = re.compile(r"^#define TL_EXPORT[ \t]*$", re.MULTILINE)
-_INLINE_PTX = re.compile(r"\b(?:__asm__|asm)\b[^;]*;")
 _STATIC_ALIGNMENT = 16
 
 
 def emulated_source(cuda: str) -> str:
     """The C++ source for `cuda`, TileLang's wrapped CUDA: it includes the emulator's `device.h` and nothing else.
 
-    Raises QlagenError E-EMU-UNMODELLED for inline PTX and for shared-memory declarations of another form.
+    Raises QlagenError E-EMU-UNMODELLED for shared-memory declarations of another form.
     """
     text = _INCLUDE.sub("", cuda)
     text = _DYNAMIC_SHARED.sub(r"\g<type>* \g<name> = reinterpret_cast<\g<type>*>(emu::shared_memory);", text)
@@ -28,9 +27,6 @@ def emulated_source(cuda: str) -> str:
     if "__shared__" in text:
         line = next(line.strip() for line in text.splitlines() if "__shared__" in line)
         raise QlagenError("E-EMU-UNMODELLED", f"the emulator does not know this shared-memory declaration: {line}")
-    ptx = _INLINE_PTX.search(text)
-    if ptx is not None:
-        raise QlagenError("E-EMU-UNMODELLED", f"the emulator does not execute inline PTX: {ptx[0][:120]}")
     return f'#include "device.h"\n{text}'
 
 

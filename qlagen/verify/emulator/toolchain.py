@@ -20,6 +20,12 @@ CXX_ROOT = Path(__file__).resolve().parent / "cxx"
 _COMMON_FLAGS = ("-std=c++20", "-w", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
 _RUNTIME_OPTIMISATION = "-O3"
 _KERNEL_OPTIMISATION = "-O1"
+_STORE_HOOKS = (
+    "-fsanitize=kernel-address",
+    *(f"--param=asan-{name}" for name in ("instrumentation-with-call-threshold=0", "instrument-reads=0")),
+    *(f"--param=asan-{name}" for name in ("stack=0", "globals=0", "memintrin=0")),
+)
+"""Makes the compiler call a function before every store of the kernel, and nothing else; see cxx/runtime/proxy.cc."""
 _VECTOR_CPU_FLAGS = {"avx2", "fma", "f16c", "bmi2"}
 _MISSING_MEMBER = re.compile(r"error: .(?P<name>\w+). is not a member of .(?P<scope>tl|emu).")
 _UNDECLARED = re.compile(r"error: .(?P<name>\w+). (?:was not declared|has not been declared|does not name a type)")
@@ -80,7 +86,7 @@ def build_library(source: str, name: str, directory: Path) -> Path:
     QlagenError E-EMU-UNMODELLED when the kernel names something the emulator lacks, E-EMU-COMPILE for other errors.
     """
     compiler = find_compiler()
-    flags = compiler.flags(_KERNEL_OPTIMISATION)
+    flags = (*compiler.flags(_KERNEL_OPTIMISATION), *_STORE_HOOKS)
     key = _digest([compiler.path, compiler.version, *flags, _runtime_key(compiler), source])
     library = directory / f"emulated_{name}_{key}.so"
     if library.exists():
@@ -134,6 +140,12 @@ def _compile_error(output: str, name: str) -> QlagenError:
             "E-EMU-UNMODELLED",
             f"kernel {name!r} uses {', '.join(sorted(unknown))}, which the emulator does not model",
             hints=("use another TileLang primitive, or add the function to qlagen/verify/emulator/cxx/device",),
+        )
+    if "Assembler messages" in output or "in 'asm'" in output or "in ‘asm’" in output:
+        return QlagenError(
+            "E-EMU-UNMODELLED",
+            f"kernel {name!r} has inline PTX, which the emulator does not execute",
+            hints=("put it inside `#if defined(__CUDA_ARCH__)` when it changes no result",),
         )
     errors = [line for line in output.splitlines() if "error" in line][:5] or output.splitlines()[:5]
     return QlagenError("E-EMU-COMPILE", f"the C++ compiler rejects {name!r}", notes=errors)

@@ -156,6 +156,9 @@ namespace tl {
 
 void __sync_thread_partial(int id, int threads) { arrive_at(id, threads, true); }
 void __named_barrier_arrive(int id, int threads) { arrive_at(id, threads, false); }
-void fence_proxy_async() { preemption_point(); }
+void fence_proxy_async() {
+  preemption_point();
+  note_proxy_fence();
+}
 
 }  // namespace tl

@@ -24,6 +24,7 @@ std::function<void()> take_open_copies() {
   open_copies[current_thread].clear();
   return [copies = std::move(copies)] {
     for (const Copy& c : copies) {
+      note_generic_write(c.shared, c.bytes);  // cp.async belongs to the generic proxy
       if (c.valid) memcpy(c.shared, c.global, c.bytes);
       else memset(c.shared, 0, c.bytes);
     }

@@ -16,6 +16,7 @@ struct Mode {
   bool lazy;    // a wgmma reads its operands only when a thread waits for its group
   bool late;    // TMA, cp.async and (lazy) wgmma finish later than issued: last of all, or at a random moment if seeded
   bool seeded;  // warps and late operations run by random priorities
+  bool fences;  // a read by wgmma or TMA of words written by ordinary code without a proxy fence is an error
   uint64_t seed;
 };
 extern Mode mode;
@@ -56,6 +57,12 @@ void check_static_shared(uint32_t offset, uint32_t bytes, const char* what);
 inline void check_shared(uint32_t offset, uint32_t bytes, const char* what) {
   if (offset + bytes > dynamic_shared_bytes) check_static_shared(offset, bytes, what);
 }
+// The proxy fence rule (proxy.cc): ordinary writes, writes by TMA, fences, reads by wgmma and TMA.
+void note_generic_write(const void* address, size_t bytes);
+void note_async_write(uint32_t offset, uint32_t bytes);
+void note_proxy_fence();
+void check_async_read(uint32_t offset, uint32_t bytes, const char* what);
+
 // Name and index of the `__shared__` variable at an address, or its offset in shared memory.
 std::string shared_name(const void* address, uint32_t element_bytes);
 
@@ -67,6 +74,7 @@ int live_threads();
 
 // Per-launch and per-block state of the units.
 void reset_barriers();
+void reset_proxy();
 void reset_tma();
 void reset_async_copies();
 void reset_wgmma(int threads);

@@ -107,6 +107,7 @@ struct Box {
 
 void load_box(const Box& box) {
   box.for_each_chunk([&](unsigned char* chunk, const char* from, int64_t first, int64_t end) {
+    note_async_write(shared_offset(chunk), kChunkBytes);
     if (first >= 0 && first + kChunkBytes <= end) {
       memcpy(chunk, from, kChunkBytes);
       return;
@@ -120,6 +121,7 @@ void load_box(const Box& box) {
 void store_box(const Box& box, bool add) {
   box.for_each_chunk([&](unsigned char* chunk, char* to, int64_t first, int64_t end) {
     const int64_t skip = first < 0 ? -first : 0, stop = end - first < kChunkBytes ? end - first : kChunkBytes;
+    if (stop > skip) check_async_read(shared_offset(chunk), kChunkBytes, "TMA store");
     if (stop > skip) write_global(to + skip, chunk + skip, uint32_t(stop - skip), add, kElementTypes[box.map.type].kind);
   });
 }
@@ -194,6 +196,7 @@ void bulk_load(void* shared, const void* global, Barrier& barrier, uint32_t byte
   check_bulk(shared_offset(shared), global, bytes, "bulk load");
   defer("a bulk load", [=, &barrier] {
     memcpy(shared, global, bytes);
+    note_async_write(shared_offset(shared), bytes);
     barrier.complete_transaction(bytes);
   });
 }
@@ -202,7 +205,10 @@ void bulk_store(void* global, const void* shared, uint32_t bytes, bool add_float
   preemption_point();
   check_bulk(shared_offset(shared), global, bytes, "bulk store");
   open_stores[current_thread].push_back(
-      [=] { write_global(static_cast<char*>(global), static_cast<const unsigned char*>(shared), bytes, add_float, kFloat); });
+      [=] {
+        check_async_read(shared_offset(shared), bytes, "bulk store");
+        write_global(static_cast<char*>(global), static_cast<const unsigned char*>(shared), bytes, add_float, kFloat);
+      });
 }
 
 void store_commit() {

@@ -113,6 +113,7 @@ void load_matrix(const void* row, uint32_t* registers, int count, bool transpose
 void store_matrix(const void* row, const uint32_t* registers, int count, bool transposed) {
   preemption_point();
   MatrixSlot slot = matrix_slot(row, const_cast<uint32_t*>(registers), count, transposed, "stmatrix");
+  if (lane() < 8 * count) note_generic_write(row, 16);
   warp_collective(Collective::kStoreMatrix, kFullMask, &slot, store_matrix_action);
 }
 
