@@ -16,17 +16,19 @@ def evaluate(
     chunk: int,
     field: Field,
     *,
+    sizes: Mapping[str, int] | None = None,
     stored: Collection[Node] = (),
     round_stored: Callable[[Array], Array] | None = None,
 ) -> list[Array]:
     """Values of the nodes, as 2-d arrays.
 
     `env` has a 2-d array for every input by its name: [chunk, K] and so on, a cumulative log gate as the field
-    represents it. Nodes in `stored` are rounded by `round_stored` when made: what a kernel writes in the data type.
+    represents it. `sizes` is only needed for dimensions that no input below the nodes has. Nodes in `stored` are
+    rounded by `round_stored` when made: what a kernel writes in the data type.
     """
     roots = tuple(nodes)
     values: dict[Node, Array] = {}
-    evaluator = _Evaluator(env, chunk, field, _sizes(roots, env, chunk))
+    evaluator = _Evaluator(env, chunk, field, {**_sizes(roots, env, chunk), **(sizes or {})})
     for node in topological(roots):
         value = evaluator.value(node, [values[a] for a in node.args])
         values[node] = round_stored(value) if round_stored is not None and node in stored else value

@@ -66,8 +66,8 @@ def equals_recurrence(spec: OpSpec, form: Form, *, chunk: int = 3, size: int = 2
         values[name] = np.array(generators[:count], dtype=object).reshape(shape)
         generators = generators[count:]
     point = Point(values, {i.chunk_symbol: values[i.chunk_symbol] for i in spec.inputs if i.role == "log_gate"})
-    want = run_recurrence(spec, point, chunk, Polynomials())
-    have = run_form(form, point, chunk, Polynomials())
+    want = run_recurrence(spec, point, sizes, Polynomials())
+    have = run_form(form, point, sizes, Polynomials())
     return all(bool(np.all(a == b)) for a, b in zip(want, have, strict=True))
 
 

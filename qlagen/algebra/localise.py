@@ -3,13 +3,13 @@
 A stage is a suspect when some other value of it alone would make every output right. That value is sought exactly:
 outputs are affine in almost every stage, so it solves linear equations over a prime field. It may depend on what the
 stage depends on, and on up to two inputs more in case the fault is that they are missing. All other inputs are redrawn
-and one value has to serve all draws: the more are redrawn, the stronger the evidence. With a single fault, the guilty
+and one value has to serve both draws: the more are redrawn, the stronger the evidence. With a single fault, the guilty
 stage is among the suspects, unless outputs are not affine in it or it lacks more than two inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -26,7 +26,6 @@ from qlagen.spec.model import OpSpec
 
 SMALL = 4
 """Size of K and V while a fault is narrowed down; C is at most one less, so that products with keys lose nothing."""
-DRAWS = 3
 MISSING = 2
 """Most inputs that a guilty stage may lack."""
 _UNKNOWN = "?"
@@ -55,11 +54,11 @@ class Suspect:
 def proof_error(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch: Mismatch) -> QlagenError:
     """The error for a form that differs from the recurrence, pointing at the stage that is most likely wrong."""
     chunk, first = _smallest_chunk(spec, form, sizes, mismatch)
-    found = suspects(spec, _small_sizes(spec, min(max(chunk, 3), SMALL - 1)))
-    blamed = found[0].name if found else (spec.state_output if first.state else spec.output)
-    where = (
-        f"token {first.row}, column {first.column}" if not first.state else f"row {first.row}, column {first.column}"
-    )
+    small = _small_sizes(spec, min(max(chunk, 3), SMALL - 1))
+    found = suspects(spec, small)
+    apart = ("", "") if found else (_repairs(spec, small, 0), _repairs(spec, small, 1))
+    blamed = found[0].name if found else apart[first.state]
+    where = f"{'row' if first.state else 'token'} {first.row}, column {first.column}"
     result = f"the next state (stage {spec.state_output})" if first.state else f"the output o (stage {spec.output})"
     message = (
         f"stage {blamed!r} is wrong: with a chunk of {chunk} token{'s' if chunk > 1 else ''}, {result} is not what "
@@ -67,19 +66,27 @@ def proof_error(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch: Mi
     )
     other = spec.output if first.state else spec.state_output
     notes = [f"stage {other!r} differs too" if first.both else f"stage {other!r} is right"]
-    notes.append(_explain(found, blamed))
+    if found:
+        notes.append(_explain(found))
+    elif first.both:
+        notes.append(f"more than one stage is wrong: {apart[0]!r} for the output and {apart[1]!r} for the next state")
     notes.append(f"exact arithmetic at C={sizes['C']}, " + ", ".join(f"{d}={n}" for d, n in spec.dims))
     hints = [f"correct stage {blamed!r}, or [recurrence] if the stages are what you mean"]
     return QlagenError("E-PROOF", message, span=spec.stage(blamed).span, notes=notes, hints=hints)
 
 
-def _explain(found: tuple[Suspect, ...], blamed: str) -> str:
-    if not found:
-        return "no change of a single stage makes all outputs right: more than one stage is wrong"
-    needs = f", one that depends on {' and '.join(found[0].missing)}," if found[0].missing else ""
+def _explain(found: tuple[Suspect, ...]) -> str:
+    blamed = found[0]
+    needs = f", one that depends on {' and '.join(blamed.missing)}," if blamed.missing else ""
     others = [repr(s.name) for s in found[1:] if not s.missing]
     also = f"; so would another value of {' or '.join(others)}" if others else ""
-    return f"another value of {blamed!r} alone{needs} would make all outputs right{also}"
+    return f"another value of {blamed.name!r} alone{needs} would make all outputs right{also}"
+
+
+def _repairs(spec: OpSpec, sizes: Mapping[str, int], part: int) -> str:
+    """The stage whose other value is most likely to make one result right: that result's own stage if none is known."""
+    found = suspects(spec, sizes, (part,))
+    return found[0].name if found else (spec.output, spec.state_output)[part]
 
 
 def _small_sizes(spec: OpSpec, chunk: int) -> dict[str, int]:
@@ -96,67 +103,81 @@ def _smallest_chunk(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch
     return sizes["C"], mismatch
 
 
-def suspects(spec: OpSpec, sizes: Mapping[str, int]) -> tuple[Suspect, ...]:
-    """Every stage of which another value alone would repair all outputs, the most likely first."""
+def suspects(spec: OpSpec, sizes: Mapping[str, int], parts: tuple[int, ...] = (0, 1)) -> tuple[Suspect, ...]:
+    """Every stage of which another value alone would repair the results in `parts` (0: the output, 1: the next
+    state), the most likely first."""
     generator = np.random.default_rng(_SEED)
+    trial = _Trial(spec, sizes, PrimeField(draw_prime(generator)), parts)
     stages = build_form(spec).stages
-    found = (_suspect(spec, index, *stage, sizes, generator) for index, stage in enumerate(stages))
+    found = (_suspect(trial, index, *stage, generator) for index, stage in enumerate(stages))
     return tuple(sorted((s for s in found if s is not None), key=lambda s: s.rank))
 
 
-def _suspect(
-    spec: OpSpec, index: int, name: str, node: Node, sizes: Mapping[str, int], generator: np.random.Generator
-) -> Suspect | None:
-    field = PrimeField(draw_prime(generator))
-    base = draw_point(spec, sizes, field.prime, generator)
+@dataclass(frozen=True)
+class _Trial:
+    """What one search for suspects is about."""
+
+    spec: OpSpec
+    sizes: Mapping[str, int]
+    field: PrimeField
+    parts: tuple[int, ...]
+
+    def draw(self, generator: np.random.Generator, kept: Collection[str] = (), base: Point | None = None) -> Point:
+        return draw_point(self.spec, self.sizes, self.field.prime, generator, kept, base)
+
+    def values(self, nodes: tuple[Node, ...], env: Mapping[str, Array]) -> list[Array]:
+        return evaluate(nodes, env, self.sizes["C"], self.field, sizes=self.sizes)
+
+    def truth(self, point: Point) -> Array:
+        results = run_recurrence(self.spec, point, self.sizes, self.field)
+        return np.concatenate([results[part].ravel() for part in self.parts])
+
+    def have(self, form: Form, env: Mapping[str, Array]) -> Array:
+        roots = (form.output, form.state)
+        return np.concatenate([x.ravel() for x in self.values(tuple(roots[part] for part in self.parts), env)])
+
+
+def _suspect(trial: _Trial, index: int, name: str, node: Node, generator: np.random.Generator) -> Suspect | None:
+    form = build_form(trial.spec, {name: input_node(_UNKNOWN, node.shape)})
+    shape = [trial.sizes[d] for d in node.shape]
+    base = trial.draw(generator)
+    system = _affine_system(trial, form, base, shape)
     others = [n for n in base.values if n not in depends_on(node)]
     for missing in (m for count in range(MISSING + 1) for m in combinations(others, count)):
-        kept = depends_on(node) | set(missing)
-        points = [base, *(draw_point(spec, sizes, field.prime, generator, kept, base) for _ in range(DRAWS - 1))]
-        value = _repaired(spec, name, node, points, sizes, field)
+        redrawn = trial.draw(generator, depends_on(node) | set(missing), base)
+        value = _common_solution(system, _affine_system(trial, form, redrawn, shape), trial.field.prime)
         if value is not None:
-            present = evaluate((node,), base.values, sizes["C"], field)[0]
-            multiple = _is_multiple(value, present, field.prime)
+            present = trial.values((node,), base.values)[0]
+            multiple = _is_multiple(value.reshape(shape), present, trial.field.prime)
             return Suspect(name, index, multiple, missing, len(others) - len(missing))
     return None
 
 
-def _repaired(
-    spec: OpSpec, name: str, node: Node, points: list[Point], sizes: Mapping[str, int], field: PrimeField
-) -> Array | None:
-    """The value of a stage with which the outputs are right at all points, or None."""
-    unknown = input_node(_UNKNOWN, node.shape)
-    form = build_form(spec, {name: unknown})
-    shape = [sizes[d] for d in node.shape]
-    rows, targets = [], []
-    for point in points:
-        system = _affine_system(form, point, shape, sizes, field)
-        if system is None:
-            return None
-        matrix, constant = system
-        want = np.concatenate([x.ravel() for x in run_recurrence(spec, point, sizes["C"], field)])
-        rows.append(matrix)
-        targets.append((want - constant) % field.prime)
-    solution = solve_modular(np.concatenate(rows), np.concatenate(targets), field.prime)
-    return None if solution is None else solution.reshape(shape)
+_System = tuple[Array, Array]
 
 
-def _affine_system(
-    form: Form, point: Point, shape: list[int], sizes: Mapping[str, int], field: PrimeField
-) -> tuple[Array, Array] | None:
-    """Outputs = matrix @ unknown + constant at a point; None when they are not affine in the unknown."""
+def _common_solution(first: _System | None, second: _System | None, prime: int) -> Array | None:
+    """A value with which the results are right at both points, or None."""
+    if first is None or second is None:
+        return None
+    return solve_modular(np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]]), prime)
 
-    def outputs(value: Array) -> Array:
-        env = {**point.values, _UNKNOWN: value.reshape(shape)}
-        return np.concatenate([x.ravel() for x in evaluate((form.output, form.state), env, sizes["C"], field)])
 
-    entries = shape[0] * shape[1]
-    constant = outputs(np.zeros(entries, dtype=np.int64))
+def _affine_system(trial: _Trial, form: Form, point: Point, shape: list[int]) -> _System | None:
+    """Matrix and target of the equations that make the results right at a point; None when the results are not affine
+    in the unknown."""
+
+    def results(value: Array) -> Array:
+        return trial.have(form, {**point.values, _UNKNOWN: value.reshape(shape)})
+
+    entries, prime = shape[0] * shape[1], trial.field.prime
+    constant = results(np.zeros(entries, dtype=np.int64))
     units = np.eye(entries, dtype=np.int64)
-    matrix = np.stack([(outputs(unit) - constant) % field.prime for unit in units], axis=1)
+    matrix = np.stack([(results(unit) - constant) % prime for unit in units], axis=1)
     probe = np.arange(2, entries + 2, dtype=np.int64) ** 2
-    predicted = (field.product(matrix, probe[:, None])[:, 0] + constant) % field.prime
-    return (matrix, constant) if np.array_equal(outputs(probe), predicted) else None
+    predicted = (trial.field.product(matrix, probe[:, None])[:, 0] + constant) % prime
+    affine = np.array_equal(results(probe), predicted)
+    return (matrix, (trial.truth(point) - constant) % prime) if affine else None
 
 
 def solve_modular(matrix: Array, target: Array, prime: int) -> Array | None:

@@ -98,24 +98,25 @@ def _running_product(decays: Array, prime: int) -> Array:
     return result
 
 
-def run_recurrence(spec: OpSpec, point: Point, chunk: int, field: Field) -> tuple[Array, Array]:
+def run_recurrence(spec: OpSpec, point: Point, sizes: Mapping[str, int], field: Field) -> tuple[Array, Array]:
     """The spec's own ``[recurrence]``, token by token: outputs [C, V] and the state after the chunk."""
     nodes = build_recurrence(spec)
     state = point.values[spec.state]
     rows = []
-    for t in range(chunk):
+    for t in range(sizes["C"]):
         env = {spec.state: state}
         for tensor in spec.inputs:
             source = point.decays if tensor.role == "log_gate" else point.values
             value = source[tensor.chunk_symbol]
             env[tensor.token_symbol] = value if tensor.heads == "none" else value[t][:, None]
-        output, state = evaluate(nodes, env, 1, field)
+        output, state = evaluate(nodes, env, 1, field, sizes=sizes)
         rows.append(output[:, 0])
     return np.array(rows), state
 
 
-def run_form(form: Form, point: Point, chunk: int, field: Field) -> tuple[Array, Array]:
-    output, state = evaluate((form.output, form.state), point.values, chunk, field)
+def run_form(form: Form, point: Point, sizes: Mapping[str, int], field: Field) -> tuple[Array, Array]:
+    """Outputs [C, V] and the state after the chunk, by a form."""
+    output, state = evaluate((form.output, form.state), point.values, sizes["C"], field, sizes=sizes)
     return output, state
 
 
@@ -125,8 +126,8 @@ def find_mismatch(
     """One trial: the first difference between a form and the recurrence at a random point, or None."""
     field = PrimeField(draw_prime(generator))
     point = draw_point(spec, sizes, field.prime, generator)
-    want = run_recurrence(spec, point, sizes["C"], field)
-    have = run_form(form, point, sizes["C"], field)
+    want = run_recurrence(spec, point, sizes, field)
+    have = run_form(form, point, sizes, field)
     wrong = [np.argwhere(a != b) for a, b in zip(want, have, strict=True)]
     for state, places in ((False, wrong[0]), (True, wrong[1])):
         if len(places):
