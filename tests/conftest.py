@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-# The matrices of the tests are small: OpenBLAS's own threads make them slower, and many times slower on a busy machine.
-# It reads this when NumPy is first imported, which the test modules do later.
+# The matrices of the tests are small: the threads of OpenBLAS (NumPy) and OpenMP (torch) make them slower, and many
+# times slower on a busy machine. Both libraries read this when they are first imported, by the test modules.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -54,6 +54,8 @@ class Case:
     state_v_first: bool = False
     """The state is passed and returned as [N, Hv, V, K]."""
     index_dtype: Literal["int32", "int64"] = "int32"
+    spoiled: int | None = None
+    """A sequence all of whose inputs are NaN. What it gives is not judged, but no other sequence may feel it."""
     scale: float | None = None
     """Value of the arguments without heads; None for their default."""
 
@@ -93,11 +95,12 @@ def make_inputs(spec: OpSpec, case: Case, seed: int = 0) -> Inputs:
         heads = case.key_heads if item.heads == "key" else case.value_heads
         shape = (case.batch, case.tokens, heads, *(sizes[dim] for dim in item.dims))
         values = _values(item, case, shape, rng)
-        if case.padding:
-            values[:, sum(case.lengths) :] = np.nan
+        _spoil(values, case)
         arrays[item.name] = round_to(values, case.dtype if item.dtype == "data" else case.number_dtype)
     state_shape = (len(case.lengths), case.value_heads, sizes["K"], sizes["V"])
     state = round_to(rng.standard_normal(state_shape), case.number_dtype) if case.initial_state else None
+    if state is not None and case.spoiled is not None:
+        state[case.spoiled] = np.nan
     offsets = np.concatenate([[0], np.cumsum(case.lengths)]).astype(np.int64) if case.packed else None
     return Inputs(arrays, state, offsets)
 
@@ -110,6 +113,15 @@ def default_value(spec: OpSpec, item: Input) -> float:
         return float(text)
     top, _, bottom = exponent.strip("()").partition("/")
     return float(dict(spec.dims)[base] ** (float(top) / float(bottom or 1)))
+
+
+def _spoil(values: Array, case: Case) -> None:
+    """NaN in the rows [B, T, ...] that belong to no sequence, and in those of the spoiled sequence."""
+    if case.packed:
+        values[:, sum(case.lengths) :] = np.nan
+    if case.spoiled is not None:
+        row, first = (0, sum(case.lengths[: case.spoiled])) if case.packed else (case.spoiled, 0)
+        values[row, first : first + case.lengths[case.spoiled]] = np.nan
 
 
 def _values(item: Input, case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -212,6 +224,8 @@ QUICK: tuple[Case, ...] = (
     Case("all empty", (0, 0, 0), packed=True, padding=3),
     Case("batch of 3", (77, 77, 77), initial_state=False),
     Case("padded tail", (70, 0, 33, 1), packed=True, padding=19, index_dtype="int64"),
+    Case("one sequence NaN", (65, 70, 0, 64), packed=True, padding=9, spoiled=1),
+    Case("one batch row NaN", (70, 70, 70), spoiled=1),
     Case("heads 1:1", (130,), key_heads=1, value_heads=1),
     Case("heads 3:12", (66,), key_heads=3, value_heads=12),
     Case("fp16", (130,), dtype="float16"),

@@ -42,15 +42,16 @@ def sequence_spans(batch: int, tokens: int, cu_seqlens: npt.NDArray[np.int64] | 
 def relative_errors(got: Array, expected: Array, storage: StorageType) -> Array:
     """Relative L2 error of each head, of arrays [heads, values].
 
-    Infinite where the output is not finite. A reference smaller than the smallest normal number of the output's type
-    counts as that large; against a zero reference any error is enormous.
+    Infinite where the output is not finite, zero where the oracle is not (a spoiled sequence). A reference smaller than
+    the smallest normal number of the output's type counts as that large; against a zero one any error is enormous.
     """
     size = expected.shape[1]
     floor = SMALLEST_NORMAL[storage] * np.sqrt(size)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.linalg.norm(got - expected, axis=1)
     errors = distance / np.maximum(np.linalg.norm(expected, axis=1), floor) if size else np.zeros(len(expected))
-    return np.where(np.isfinite(errors), errors, np.inf)
+    errors = np.where(np.isfinite(errors), errors, np.inf)
+    return np.where(np.all(np.isfinite(expected), axis=1), errors, 0.0)
 
 
 def output_errors(got: Array, expected: Array, spans: list[tuple[int, int]], storage: StorageType) -> Array:

@@ -60,10 +60,21 @@ def make_problem(spec: OpSpec, form: Form, case: Case, seed: int = 0) -> Problem
 
 
 def problem_of(spec: OpSpec, form: Form, case: Case, inputs: Inputs) -> Problem:
-    """The same for given inputs, such as captured ones; `case` says how they are passed."""
+    """The same for given inputs, such as captured ones; `case` says how they are passed.
+
+    Raises ValueError when the oracle's outputs are not finite where they should be: nothing could be judged there.
+    """
     output, state = run(recurrence_of(spec), inputs.arrays, inputs.cu_seqlens, inputs.initial_state)
+    _check_finite(case, inputs, output, state)
     budgets = error_budgets(spec, form, case, inputs, output, state)
     return Problem(spec, case, inputs, output, state, *budgets)
+
+
+def _check_finite(case: Case, inputs: Inputs, output: Array, state: Array) -> None:
+    rows = output.reshape(-1, *output.shape[2:])
+    for index, (first, end) in enumerate(sequence_spans(output.shape[0], output.shape[1], inputs.cu_seqlens)):
+        if index != case.spoiled and not (np.isfinite(rows[first:end]).all() and np.isfinite(state[index]).all()):
+            raise ValueError(f"case {case.name!r}: the recurrence itself is not finite in sequence {index}")
 
 
 def make_problems(

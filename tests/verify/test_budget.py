@@ -42,8 +42,8 @@ def test_without_roundings_it_is_the_recurrence(name: str) -> None:
         inputs = make_inputs(spec, case)
         output, state = run(recurrence_of(spec), inputs.arrays, inputs.cu_seqlens, inputs.initial_state)
         got, carried = emulate(spec, form, inputs, Rounding(None))
-        np.testing.assert_allclose(got, output, rtol=1e-9, atol=1e-12, err_msg=case.name)
-        np.testing.assert_allclose(carried, state, rtol=1e-9, atol=1e-12, err_msg=case.name)
+        np.testing.assert_allclose(got, output, rtol=1e-9, atol=1e-12, equal_nan=True, err_msg=case.name)
+        np.testing.assert_allclose(carried, state, rtol=1e-9, atol=1e-12, equal_nan=True, err_msg=case.name)
 
 
 def test_budgets_are_as_tight_as_the_storage_type() -> None:

@@ -13,11 +13,11 @@ import torch
 from qlagen.algebra.build import build_form
 from qlagen.algebra.derive import derive
 from qlagen.spec.load import parse_spec
-from qlagen.verify.cases import PORTABLE, QUICK, Case, cases_for
+from qlagen.verify.cases import PORTABLE, QUICK, Case, cases_for, make_inputs
 from qlagen.verify.compare import Place, output_errors, relative_errors, state_errors, worst_chunk
 from qlagen.verify.emulate import Rounding, emulate
 from qlagen.verify.library import torch_arguments, verify_library, verify_problem
-from qlagen.verify.problem import make_problem, make_problems
+from qlagen.verify.problem import make_problem, make_problems, problem_of
 from qlagen.verify.report import Row, as_json, as_table, exit_status, judge
 
 from .operators import oracle_operator
@@ -100,6 +100,27 @@ def test_a_wrong_output_is_found_and_placed(change, output: str, place: Place | 
         assert (got.sequence, got.chunk) == (place.sequence, place.chunk)
         assert got.head == place.head or change is spoil_empty_sequence
     assert exit_status(rows) == 1
+
+
+def test_a_spoiled_sequence_must_not_spoil_others() -> None:
+    case = Case("spoiled", (20, 70, 64), packed=True, spoiled=1)
+    problem = make_problem(SPEC, FORM, case)
+    assert np.isnan(problem.output[0, 20:90]).all()
+    assert all(row.ok for row in verify_problem(oracle_operator(SPEC), problem, "sound"))
+
+    def spread(o: torch.Tensor, final: torch.Tensor) -> None:
+        o[0, 90] += 0 * o[0, 89]
+
+    rows = verify_problem(oracle_operator(SPEC, spread), problem, "spreads")
+    assert [row.ok for row in rows] == [False, True]
+    assert rows[0].place == Place(2, 0, 0)
+
+
+def test_inputs_whose_recurrence_overflows_are_refused() -> None:
+    inputs = make_inputs(SPEC, RAGGED)
+    inputs.arrays["v"][0, 100, 1, 0] = np.inf
+    with pytest.raises(ValueError, match=r"'ragged': the recurrence itself is not finite in sequence 3"):
+        problem_of(SPEC, FORM, RAGGED, inputs)
 
 
 def test_a_state_in_the_wrong_layout_is_found() -> None:
