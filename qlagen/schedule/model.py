@@ -18,7 +18,7 @@ DataType = Literal["data", "float32"]
 
 @dataclass(frozen=True)
 class Options:
-    """Structural choices of one schedule, read from ``specs/schedules/<target>.toml``. They change speed, never results."""
+    """Structural choices of one schedule, from ``specs/schedules/<target>.toml``. They change speed, never results."""
 
     name: str
     """Variant name, for example ``v64``: part of the kernel's file name."""
@@ -33,7 +33,10 @@ class Options:
     """Registers per thread and role (setmaxnreg); empty: no setmaxnreg is emitted."""
     ctas_per_sm: int = 1
     delays: tuple[tuple[str, int], ...] = ()
-    """Pins: how many chain GEMMs an off-chain GEMM waits behind; empty lets the model choose."""
+    """Pins: how many chain GEMMs an off-chain GEMM waits behind; empty lets the model choose. A key is the GEMM's
+    name, or ``#1``, ``#2`` for the first, second off-chain GEMM in program order."""
+    mover_warps: int = 4
+    """At most so many warps move data; more groups of rings than that share warps."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,9 @@ class Step:
     """Steps that must be done first although no value flows (write after read)."""
     expr: ElementExpr | None = None
     gates: tuple[Gate, ...] = ()
+    """Gates and masks that `expr` names."""
+    lookups: tuple[tuple[str, str], ...] = ()
+    """Gate name to ring: the cumulative log gate's, or for ``total`` the ``from_start`` vector that it ends."""
     left: str | None = None
     right: str | None = None
     left_home: Literal["registers", "shared"] = "registers"
@@ -161,6 +167,16 @@ class Role:
 
 
 @dataclass(frozen=True)
+class RankedOrder:
+    """A legal issue order: the delays that give it (as `Options.delays` pins it) and what the model says of it."""
+
+    delays: tuple[tuple[str, int], ...]
+    clocks: int
+    registers: int
+    """Registers per thread of the role that carries the state, overhead included."""
+
+
+@dataclass(frozen=True)
 class Schedule:
     """One kernel, ready to be spelled."""
 
@@ -186,3 +202,5 @@ class Schedule:
     delays: tuple[tuple[str, int], ...]
     candidates: int
     """Distinct legal issue orders that were ranked."""
+    ranked: tuple[RankedOrder, ...] = ()
+    """The candidates, best first; the first one was taken unless `Options.delays` pins another."""

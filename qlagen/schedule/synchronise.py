@@ -1,0 +1,290 @@
+"""Loop bodies with barriers. Every ring first has a ready and a free barrier of its own; barriers are then merged and
+waits and arrivals dropped wherever the protocol check still passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qlagen.errors import QlagenError
+from qlagen.schedule.issue import Line
+from qlagen.schedule.model import Barrier, Instruction, Ring, Role, Step
+from qlagen.schedule.movers import MoverWarp
+from qlagen.schedule.protocol import check_protocol
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Roles (their bodies still empty), what each compute role issues, what each mover moves, and the rings."""
+
+    roles: tuple[Role, ...]
+    orders: Mapping[str, Sequence[Line]]
+    movers: Mapping[str, MoverWarp]
+    rings: tuple[Ring, ...]
+
+    def ring(self, name: str) -> Ring:
+        return next(ring for ring in self.rings if ring.name == name)
+
+    def is_crossing(self, ring: Ring) -> bool:
+        """Whether another role than its producer reads it."""
+        return any(consumer != ring.producer for consumer in ring.consumers)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which barrier announces that a ring's slot is filled, and which that it is free again."""
+
+    ready: Mapping[str, str]
+    free: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Synchronised:
+    roles: tuple[Role, ...]
+    barriers: tuple[Barrier, ...]
+
+
+def synchronise(skeleton: Skeleton) -> Synchronised:
+    """Bodies and barriers: derived ring by ring, merged, pruned. Raises the codes of the protocol check."""
+    assignment = _naive(skeleton)
+    result = _spell(skeleton, assignment)
+    check_protocol(result.roles, skeleton.rings, result.barriers)
+    for group, name, kind in _merges(skeleton):
+        trial = _merged(assignment, group, name, kind)
+        candidate = _spell(skeleton, trial)
+        if _holds(candidate, skeleton.rings):
+            assignment, result = trial, candidate
+    return _prune(result, skeleton.rings)
+
+
+def _holds(candidate: Synchronised, rings: tuple[Ring, ...]) -> bool:
+    try:
+        check_protocol(candidate.roles, rings, candidate.barriers, seeds=0)
+    except QlagenError:
+        return False
+    return True
+
+
+# ---- which barrier
+
+
+def _naive(skeleton: Skeleton) -> Assignment:
+    crossing = [ring.name for ring in skeleton.rings if skeleton.is_crossing(ring)]
+    return Assignment({r: f"{r}_ready" for r in crossing}, {r: f"{r}_free" for r in crossing})
+
+
+def _merged(assignment: Assignment, rings: Iterable[str], name: str, kind: str) -> Assignment:
+    if kind == "ready":
+        return replace(assignment, ready={**assignment.ready, **dict.fromkeys(rings, name)})
+    return replace(assignment, free={**assignment.free, **dict.fromkeys(rings, name)})
+
+
+def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
+    """Barriers worth sharing: filled together for the same readers; freed by compute roles at the same number of
+    stages, if not all then at least those of one producer."""
+    crossing = [ring for ring in skeleton.rings if skeleton.is_crossing(ring)]
+    ready: dict[object, list[Ring]] = {}
+    slots: dict[object, list[Ring]] = {}
+    by_producer: dict[object, list[Ring]] = {}
+    for warp in skeleton.movers.values():
+        for group in warp.groups:
+            for name in group.rings if group.direction == "load" else ():
+                ready.setdefault((warp.name, group), []).append(skeleton.ring(name))
+    for ring in crossing:
+        if ring.producer not in skeleton.movers:
+            ready.setdefault((ring.producer, ring.consumers, ring.stages), []).append(ring)
+        if not any(consumer in skeleton.movers for consumer in ring.consumers):
+            slots.setdefault(ring.stages, []).append(ring)
+            by_producer.setdefault((ring.producer, ring.stages), []).append(ring)
+    found = [(group, _lead_name(group) + "_ready", "ready") for group in ready.values()]
+    found += [(group, _lead_name(group) + "_free", "free") for group in by_producer.values()]
+    found += [(group, _slot_name(group) + "_free", "free") for group in slots.values()]
+    return [(tuple(ring.name for ring in group), name, kind) for group, name, kind in found if len(group) > 1]
+
+
+def _lead_name(rings: Sequence[Ring]) -> str:
+    """Named after the matrices among them, if any."""
+    return "_".join(ring.name for ring in ([r for r in rings if len(r.shape) == 2] or rings))
+
+
+def _slot_name(rings: Sequence[Ring]) -> str:
+    return "stage" if any(ring.load is not None for ring in rings) else _lead_name(rings)
+
+
+# ---- bodies
+
+
+def _spell(skeleton: Skeleton, assignment: Assignment) -> Synchronised:
+    roles = []
+    for role in skeleton.roles:
+        if role.name in skeleton.movers:
+            body = _mover_body(skeleton.movers[role.name], assignment)
+        else:
+            body = _ComputeBody(skeleton, assignment, role.name).build()
+        roles.append(replace(role, body=body))
+    return Synchronised(tuple(roles), _barriers(roles, skeleton.rings, assignment))
+
+
+def _mover_body(warp: MoverWarp, assignment: Assignment) -> tuple[Instruction, ...]:
+    body: list[Instruction] = []
+    for group in warp.groups:
+        loading = group.direction == "load"
+        before = [(assignment.free if loading else assignment.ready)[ring] for ring in group.rings]
+        after = [(assignment.ready if loading else assignment.free)[ring] for ring in group.rings]
+        for name in dict.fromkeys(before):
+            wait = Instruction("wait", barrier=name, side="producer" if loading else "consumer")
+            if wait not in body:
+                body.append(wait)
+        body += [Instruction("load" if loading else "store", ring=ring) for ring in group.rings]
+        body += [Instruction("arrive", barrier=name) for name in dict.fromkeys(after)]
+    return tuple(body)
+
+
+class _ComputeBody:
+    """One compute role: waits before first use, fences and announcements after last writes, releases after last use."""
+
+    def __init__(self, skeleton: Skeleton, assignment: Assignment, role: str) -> None:
+        self.skeleton = skeleton
+        self.assignment = assignment
+        self.role = role
+        self.lines = skeleton.orders[role]
+        self.waited: set[str] = set()
+        self.unfenced: set[str] = set()
+        self.announced = self._last_writes()
+        self.released = self._last_uses()
+
+    def build(self) -> tuple[Instruction, ...]:
+        body: list[Instruction] = []
+        for position, line in enumerate(self.lines):
+            if line.step is None:
+                body.append(Instruction("wait_groups", groups=line.groups))
+            else:
+                body += self._waits(line.step)
+                body.append(Instruction("step", step=line.step))
+                body += self._announcements(line.step, position)
+            body += [Instruction("arrive", barrier=b) for b, last in self.released.items() if last == position]
+        return tuple(body)
+
+    def _foreign(self, step: Step) -> list[str]:
+        return [ring for ring in step.rings if self.skeleton.ring(ring).producer != self.role]
+
+    def _last_writes(self) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for position, line in enumerate(self.lines):
+            if line.step is not None and line.step.ring_out in self.assignment.ready:
+                last[self.assignment.ready[line.step.ring_out or ""]] = position
+        return last
+
+    def _last_uses(self) -> dict[str, int]:
+        """Free barrier to the line after which none of its rings is read; wgmma reads until its group is waited for."""
+        last: dict[str, int] = {}
+        flight: list[Step] = []
+        for position, line in enumerate(self.lines):
+            if line.step is None:
+                retired, flight = flight[: len(flight) - line.groups], flight[len(flight) - line.groups :]
+            else:
+                retired = [line.step]
+                flight += [line.step] if line.step.kind == "gemm" else []
+            for step in retired:
+                last.update({self.assignment.free[ring]: position for ring in self._foreign(step)})
+        return last
+
+    def _waits(self, step: Step) -> list[Instruction]:
+        waits = [(self.assignment.ready[ring], False) for ring in self._foreign(step)]
+        if step.ring_out in self.assignment.free:
+            waits.append((self.assignment.free[step.ring_out or ""], True))
+        new = [(name, producer) for name, producer in dict.fromkeys(waits) if name not in self.waited]
+        self.waited.update(name for name, _ in new)
+        return [Instruction("wait", barrier=b, side="producer" if p else "consumer") for b, p in new]
+
+    def _announcements(self, step: Step, position: int) -> list[Instruction]:
+        if step.ring_out is None or step.ring_out not in self.assignment.ready:
+            return []
+        name = self.assignment.ready[step.ring_out]
+        if self.skeleton.ring(step.ring_out).async_read:
+            self.unfenced.add(name)
+        if self.announced[name] != position:
+            return []
+        fence = [Instruction("fence")] if name in self.unfenced else []
+        return [*fence, Instruction("arrive", barrier=name)]
+
+
+# ---- barriers
+
+
+def _barriers(roles: Sequence[Role], rings: Sequence[Ring], assignment: Assignment) -> tuple[Barrier, ...]:
+    """Barriers in the order of their first ring, ready before free; counts are the arrivals that the bodies make."""
+    found = []
+    for side in (assignment.ready, assignment.free):
+        for name in dict.fromkeys(side[ring.name] for ring in rings if ring.name in side):
+            members = [ring for ring in rings if side.get(ring.name) == name]
+            found.append(_barrier(name, members, roles, releases=side is assignment.free))
+    return tuple(found)
+
+
+def _barrier(name: str, rings: Sequence[Ring], roles: Sequence[Role], releases: bool) -> Barrier:
+    classes = {ring.stage_class for ring in rings}
+    arriving = [role for role in roles for i in role.body if i.kind == "arrive" and i.barrier == name]
+    waiting = [role for role in roles for i in role.body if i.kind == "wait" and i.barrier == name]
+    landing = [ring for ring in rings if ring.load is not None and len(ring.shape) == 2 and not releases]
+    return Barrier(
+        name,
+        rings[0].stages,
+        "load" if "load" in classes else "handover" if "handover" in classes else "output",
+        sum(role.warps for role in arriving),
+        tuple(ring.name for ring in rings),
+        tuple(dict.fromkeys(role.name for role in arriving)),
+        tuple(dict.fromkeys(role.name for role in waiting)),
+        sum(ring.bytes // ring.stages for ring in landing),
+        releases,
+    )
+
+
+# ---- pruning
+
+
+def _prune(whole: Synchronised, rings: tuple[Ring, ...]) -> Synchronised:
+    """Drop, one at a time, waits and releases that the others imply; each drop is kept only if the check passes."""
+    for kind, producer in (("wait", True), ("arrive", True), ("wait", False)):
+        for index in range(len(whole.roles)):
+            position = 0
+            while position < len(whole.roles[index].body):
+                instruction = whole.roles[index].body[position]
+                candidate = _drop(whole, index, position) if _prunable(whole, instruction, kind, producer) else None
+                if candidate is not None and _holds(candidate, rings):
+                    whole = candidate
+                else:
+                    position += 1
+    return whole
+
+
+def _prunable(whole: Synchronised, instruction: Instruction, kind: str, producer: bool) -> bool:
+    if instruction.kind != kind:
+        return False
+    if kind == "wait":
+        return (instruction.side == "producer") == producer
+    return next(b for b in whole.barriers if b.name == instruction.barrier).releases
+
+
+def _drop(whole: Synchronised, index: int, position: int) -> Synchronised | None:
+    """Without one instruction; a barrier that nobody waits for any more goes too. None if nobody would arrive."""
+    dropped = whole.roles[index].body[position]
+    name = dropped.barrier
+    body = (*whole.roles[index].body[:position], *whole.roles[index].body[position + 1 :])
+    roles = [replace(role, body=body) if number == index else role for number, role in enumerate(whole.roles)]
+    useless = not any(i.kind == "wait" and i.barrier == name for role in roles for i in role.body)
+    old = next(barrier for barrier in whole.barriers if barrier.name == name)
+    if useless and old.transaction_bytes == 0:
+        kept = [replace(role, body=tuple(i for i in role.body if i.barrier != name)) for role in roles]
+        return Synchronised(tuple(kept), tuple(b for b in whole.barriers if b.name != name))
+    arriving = [role for role in roles for i in role.body if i.kind == "arrive" and i.barrier == name]
+    waiting = [role for role in roles for i in role.body if i.kind == "wait" and i.barrier == name]
+    if not arriving or not waiting:
+        return None
+    new = replace(
+        old,
+        count=sum(role.warps for role in arriving),
+        producers=tuple(dict.fromkeys(role.name for role in arriving)),
+        consumers=tuple(dict.fromkeys(role.name for role in waiting)),
+    )
+    return Synchronised(tuple(roles), tuple(new if b.name == name else b for b in whole.barriers))

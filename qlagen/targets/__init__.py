@@ -1,0 +1,1 @@
+"""Facts about GPUs, one TOML file per target, as package data."""
