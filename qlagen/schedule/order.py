@@ -80,7 +80,7 @@ def choose(
 
     Raises E-PIN and E-ESTIMATE.
     """
-    wanted = _resolve_pins(role, orders[0], pins)
+    wanted = _resolve_pins(role, orders, pins)
     pinned = tuple(order for order in orders if _matches(order, wanted))
     if not pinned:
         raise _no_such_order(role, orders, pins)
@@ -98,14 +98,17 @@ def _matches(order: Order, wanted: Mapping[str, int]) -> bool:
     return any(wanted.items() <= dict(delays).items() for delays in (order.delays, *order.aliases))
 
 
-def _resolve_pins(role: RoleSteps, order: Order, pins: Mapping[str, int]) -> dict[str, int]:
-    """Pins by GEMM name. ``#n`` means the n-th off-chain GEMM; a program with fewer has nothing to pin."""
-    gemms = [name for name, _ in order.delays]
+def _resolve_pins(role: RoleSteps, orders: Sequence[Order], pins: Mapping[str, int]) -> dict[str, int]:
+    """Pins by GEMM name. ``#n`` means the n-th off-chain GEMM: a program with fewer has nothing to pin, and one with
+    a shorter chain takes its longest delay."""
+    gemms = [name for name, _ in orders[0].delays]
     resolved = {}
     for key, delay in pins.items():
         if key.startswith("#") and key[1:].isdecimal():
             if 1 <= int(key[1:]) <= len(gemms):
-                resolved[gemms[int(key[1:]) - 1]] = delay
+                gemm = gemms[int(key[1:]) - 1]
+                longest = max(dict(delays)[gemm] for order in orders for delays in (order.delays, *order.aliases))
+                resolved[gemm] = min(delay, longest)
         elif key in gemms:
             resolved[key] = delay
         else:

@@ -1,0 +1,154 @@
+"""Schedule files: the structural choices for one target, as `Options` records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from qlagen.errors import QlagenError, Span
+from qlagen.program.ir import Program
+from qlagen.schedule.model import Options
+from qlagen.schedule.target import load_target, target_names
+from qlagen.spec.document import Document, read_document
+from qlagen.spec.fields import Table
+
+CARRIED = "carried"
+CHUNK_PARALLEL = "chunk_parallel"
+MOST_STAGES = 8
+_CARRIED_REGISTERS = ("state", "auxiliary", "movers")
+_PARALLEL_REGISTERS = ("tile", "movers")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class ScheduleFile:
+    """All variants of one schedule file, in file order. `value_tile` of chunk-parallel variants is 0: all of V."""
+
+    file: str
+    target: str
+    carried: tuple[Options, ...]
+    chunk_parallel: tuple[Options, ...]
+
+    def variants(self, program: Program, dims: Mapping[str, int]) -> tuple[Options, ...]:
+        """The variants that fit a program whose C, K and V have the sizes `dims`: those whose value tile divides V.
+
+        Raises E-VARIANT when none does.
+        """
+        if program.carry is None:
+            return tuple(replace(options, value_tile=dims["V"]) for options in self.chunk_parallel)
+        fitting = tuple(options for options in self.carried if dims["V"] % options.value_tile == 0)
+        if not fitting:
+            message = f"{self.file}: no carried variant has a value tile that divides V = {dims['V']}"
+            tiles = ", ".join(f"{options.name} ({options.value_tile})" for options in self.carried)
+            raise QlagenError("E-VARIANT", message, notes=[f"value tiles: {tiles}"], hints=["add a variant"])
+        return fitting
+
+
+def load_options(path: str | Path) -> ScheduleFile:
+    """Read a schedule file. Raises E-FILE when it cannot be read, and all that `parse_options` raises."""
+    file = str(path)
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"the file is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise QlagenError("E-FILE", message, span=Span(file, 1, 1)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise QlagenError("E-FILE", f"cannot read the schedule file {file!r}: {reason}") from None
+    return parse_options(text, file)
+
+
+def parse_options(text: str, file: str) -> ScheduleFile:
+    """Parse a schedule file's text; `file` is the name that messages show. Raises E-TOML, E-KEY, E-MISSING, E-TYPE,
+    E-VALUE and E-DUPLICATE with the place in the file."""
+    document = read_document(text, file)
+    top = Table(document, (), document.data)
+    top.check_keys(("target", CARRIED, CHUNK_PARALLEL))
+    target = top.choice("target", target_names())
+    carried = _variants(top, CARRIED, lambda table: _read_carried(table, target))
+    parallel = _variants(top, CHUNK_PARALLEL, lambda table: _read_parallel(table, target))
+    return ScheduleFile(file, target, carried, parallel)
+
+
+def _variants(top: Table, key: str, read: Callable[[Table], Options]) -> tuple[Options, ...]:
+    found: dict[str, Options] = {}
+    for table in _tables(top, key):
+        options = read(table)
+        if options.name in found:
+            message = f"{key}: there are two variants named {options.name!r}"
+            span = table.value_span("name")
+            raise QlagenError("E-DUPLICATE", message, span=span, hints=["rename one"])
+        found[options.name] = options
+    return tuple(found.values())
+
+
+def _tables(top: Table, key: str) -> list[Table]:
+    """The entries of an array of tables."""
+    entries = top.values[key]
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        message = f"{key} must be an array of tables with one entry or more: [[{key}]]"
+        raise QlagenError("E-TYPE", message, span=top.value_span(key))
+    document: Document = top.document
+    return [Table(document, (key, index), cast(dict[str, object], entry)) for index, entry in enumerate(entries)]
+
+
+def _read_carried(table: Table, target: str) -> Options:
+    required = ("name", "value_tile", "stages", "ahead", "output_stages", "registers")
+    table.check_keys(required, ("ctas_per_sm", "delays"))
+    delays = table.integers("delays", 0, 64) if "delays" in table.values else ()
+    return Options(
+        name=_name(table),
+        value_tile=_value_tile(table),
+        stages=table.integer("stages", 1, MOST_STAGES),
+        ahead=table.integer("ahead", 0, MOST_STAGES - 1),
+        output_stages=table.integer("output_stages", 1, MOST_STAGES),
+        registers=_registers(table, target, _CARRIED_REGISTERS),
+        ctas_per_sm=table.integer("ctas_per_sm", 1, 8) if "ctas_per_sm" in table.values else 1,
+        delays=tuple((f"#{number}", delay) for number, delay in enumerate(delays, 1)),
+    )
+
+
+def _read_parallel(table: Table, target: str) -> Options:
+    table.check_keys(("name", "stages", "output_stages", "ctas_per_sm", "mover_warps"), ("registers",))
+    given = "registers" in table.values
+    return Options(
+        name=_name(table),
+        value_tile=0,
+        stages=table.integer("stages", 1, MOST_STAGES),
+        ahead=0,
+        output_stages=table.integer("output_stages", 1, MOST_STAGES),
+        registers=_registers(table, target, _PARALLEL_REGISTERS) if given else (),
+        ctas_per_sm=table.integer("ctas_per_sm", 1, 8),
+        mover_warps=table.integer("mover_warps", 2, 8),
+    )
+
+
+def _name(table: Table) -> str:
+    name = table.string("name")
+    if not _NAME.fullmatch(name):
+        raise table.bad_value("name", f"{name!r} must be lower case letters, digits and _, starting with a letter")
+    return name
+
+
+def _value_tile(table: Table) -> int:
+    value = table.integer("value_tile", 64, 256)
+    if value % 64:
+        raise table.bad_value("value_tile", f"must be a multiple of 64, got {value}")
+    return value
+
+
+def _registers(table: Table, target_name: str, roles: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Registers per thread of every role, as setmaxnreg takes them."""
+    target = load_target(target_name)
+    registers = table.table("registers")
+    registers.check_keys(roles)
+    found = []
+    for role in roles:
+        value = registers.integer(role, target.least_registers, target.most_registers)
+        if value % target.register_granule:
+            raise registers.bad_value(role, f"must be a multiple of {target.register_granule}, got {value}")
+        found.append((role, value))
+    return tuple(found)
