@@ -8,7 +8,6 @@ rewrites win a tie, so a form changes only where that gains something.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qlagen.algebra.build import build_form
@@ -18,7 +17,7 @@ from qlagen.algebra.facts import Facts
 from qlagen.algebra.ir import Node, topological, transpose
 from qlagen.algebra.plan import describe, fused_plan, staged_plan
 from qlagen.algebra.prove import prove
-from qlagen.algebra.rules import Match, matches, refusals
+from qlagen.algebra.rules import Known, Match, matches, refusals
 from qlagen.algebra.text import show
 from qlagen.algebra.walk import substitute
 from qlagen.spec.model import OpSpec
@@ -26,18 +25,24 @@ from qlagen.spec.model import OpSpec
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far the search goes: forms kept per round, rounds at most, and rounds without a gain before it stops."""
+    """How far the search goes: forms kept per round, rounds at most, rounds without a gain before it stops, and forms
+    looked at in all."""
 
     width: int = 40
     rounds: int = 20
     patience: int = 4
+    forms: int = 20_000
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
+    """A form on the way, its bill, and the rewrite that made it from another."""
+
     form: Form
     cost: Cost
-    steps: tuple[Step, ...]
+    parent: Candidate | None = None
+    match: Match | None = None
+    depth: int = 0
 
     @property
     def objective(self) -> tuple[float, ...]:
@@ -46,8 +51,18 @@ class _Candidate:
         return (c.multiply_adds, c.rounded, -kept, c.elementwise, c.exps, c.hbm_bytes, c.chain_gemms)
 
     @property
-    def order(self) -> tuple[object, ...]:
-        return (*self.objective, len(self.steps), self.form.output.key, self.form.state.key)
+    def order(self) -> tuple[float | str, ...]:
+        return (*self.objective, self.depth, self.form.output.key, self.form.state.key)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The rewrites from the first form to this one, as text, with the form's other stages by name."""
+        if self.parent is None or self.match is None:
+            return ()
+        before, after = self.match.before, self.match.after
+        names = {node: name for name, node in self.parent.form.stages if node is not before and node.args}
+        step = Step(self.match.rule.name, show(before, names), show(after, names), self.cost)
+        return (*self.parent.steps, step)
 
 
 def derive(spec: OpSpec, *, chunk: int | None = None, bounds: Bounds = Bounds()) -> Derivation:
@@ -61,7 +76,7 @@ def derive(spec: OpSpec, *, chunk: int | None = None, bounds: Bounds = Bounds())
     model, facts = CostModel.of(spec, length), Facts.of(spec)
     staged, fused = staged_plan(textbook, spec.state), fused_plan(textbook, spec.state)
     textbook_cost = model.cost(textbook, staged)
-    start = _Candidate(textbook, model.cost(textbook), ())
+    start = Candidate(textbook, model.cost(textbook))
     best = search(start, model, facts, bounds)
     fuse = Step("fuse stages", describe(staged), describe(fused), start.cost)
     steps = (fuse, *best.steps) if fuse.before != fuse.after else best.steps
@@ -77,30 +92,26 @@ def derive(spec: OpSpec, *, chunk: int | None = None, bounds: Bounds = Bounds())
     )
 
 
-def search(start: _Candidate, model: CostModel, facts: Facts, bounds: Bounds) -> _Candidate:
+def search(start: Candidate, model: CostModel, facts: Facts, bounds: Bounds) -> Candidate:
     """The cheapest form that the beam meets."""
+    known: Known = {}
     best, front, seen, idle = start, [start], {_roots(start.form)}, 0
     for _ in range(bounds.rounds):
-        candidates = [c for parent in front for c in _successors(parent, model, facts, seen)]
+        candidates = list[Candidate]()
+        for parent in front:
+            for match in matches(_roots(parent.form), facts, known):
+                form = rewrite_form(parent.form, match)
+                if _roots(form) not in seen:
+                    seen.add(_roots(form))
+                    candidates.append(Candidate(form, model.cost(form), parent, match, parent.depth + 1))
         front = sorted(candidates, key=lambda c: c.order)[: bounds.width]
         if not front:
             break
         gained = front[0].objective < best.objective
         best, idle = (front[0], 0) if gained else (best, idle + 1)
-        if idle == bounds.patience:
+        if idle == bounds.patience or len(seen) > bounds.forms:
             break
     return best
-
-
-def _successors(
-    parent: _Candidate, model: CostModel, facts: Facts, seen: set[tuple[Node, Node]]
-) -> Iterator[_Candidate]:
-    for match in matches(_roots(parent.form), facts):
-        form = rewrite_form(parent.form, match)
-        if _roots(form) not in seen:
-            seen.add(_roots(form))
-            cost = model.cost(form)
-            yield _Candidate(form, cost, (*parent.steps, _step(parent.form, match, cost)))
 
 
 def _roots(form: Form) -> tuple[Node, Node]:
@@ -118,9 +129,3 @@ def rewrite_form(form: Form, match: Match) -> Form:
         if node in present or transpose(node) in present
     ]
     return Form(output, state, tuple(kept))
-
-
-def _step(form: Form, match: Match, cost: Cost) -> Step:
-    """The rewrite as text, with the form's other stages by name."""
-    names = {node: name for name, node in form.stages if node is not match.before and node.args}
-    return Step(match.rule.name, show(match.before, names), show(match.after, names), cost)

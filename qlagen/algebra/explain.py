@@ -98,7 +98,7 @@ def _cost_table(textbook: Cost, chosen: Cost) -> list[str]:
     for label, attribute, unit, suffix in _ROWS:
         cells = [_number(getattr(cost, attribute), unit, suffix) for cost in (textbook, chosen)]
         lines.append(f"  {label:28s} {cells[0]:>12s} {cells[1]:>12s}")
-    return lines
+    return [*lines, "  (distinct expressions, each once; memory traffic between kernels)"]
 
 
 def _products(form: Form, model: CostModel) -> Iterator[str]:

@@ -18,10 +18,13 @@ from qlagen.algebra.derivation import Form, Proof
 from qlagen.algebra.localise import proof_error
 from qlagen.algebra.measure import VARIABLE, Measure, log_sum, measure
 from qlagen.algebra.trial import LOW, find_mismatch
+from qlagen.errors import QlagenError
 from qlagen.spec.model import OpSpec
 
 BOUND = 1e-12
 MIN_TRIALS = 2
+MAX_FAILURE = 0.1
+"""Highest failure probability of one trial with which a proof is attempted."""
 PRIMES = 105_097_565 - 54_400_028
 """How many primes there are in [2^30, 2^31): pi(2^31) - pi(2^30)."""
 
@@ -29,19 +32,38 @@ PRIMES = 105_097_565 - 54_400_028
 def prove(spec: OpSpec, form: Form, *, chunk: int | None = None, bound: float = BOUND) -> Proof:
     """Prove a form at the spec's own sizes; `chunk` is C, the spec's first by default.
 
-    Raises QlagenError E-PROOF when the form is wrong. The probability of accepting a wrong form is at most `bound`.
+    Raises QlagenError E-PROOF when the form is wrong, or of too high a degree to be proven this way. The probability of
+    accepting a wrong form is at most `bound`.
     """
     sizes = {"1": 1, "C": chunk or spec.chunk[0], **dict(spec.dims)}
     difference = difference_measure(spec, form, sizes)
     failure = failure_probability(difference)
-    trials = max(MIN_TRIALS, ceil(log(bound) / log(failure)))
+    hopeless = failure > MAX_FAILURE
+    trials = MIN_TRIALS if hopeless else max(MIN_TRIALS, ceil(log(bound) / log(failure)))
     generator = np.random.default_rng(int(spec.digest[:16], 16))
     for _ in range(trials):
         mismatch = find_mismatch(spec, form, sizes, generator)
         if mismatch is not None:
             raise proof_error(spec, form, sizes, mismatch)
+    if hopeless:
+        raise _degree_error(spec, difference)
     key_dim, value_dim = (sizes[d] for d in form.state.shape)
     return Proof(sizes["C"], key_dim, value_dim, difference.degree, trials, failure**trials)
+
+
+def _degree_error(spec: OpSpec, difference: Measure) -> QlagenError:
+    last = spec.stages[-1]
+    return QlagenError(
+        "E-PROOF",
+        "the stages cannot be proven: as polynomials in the inputs they may have degree "
+        f"{difference.degree:.1e} and coefficients of {difference.bits:.1e} bits",
+        span=last.span,
+        notes=[
+            f"evaluation modulo a prime of 31 bits decides up to a degree of {MAX_FAILURE * LOW:.1e}",
+            "two evaluations found no difference from [recurrence]",
+        ],
+        hints=["nest fewer inverses and products of the same stages, or use a shorter chunk"],
+    )
 
 
 def difference_measure(spec: OpSpec, form: Form, sizes: Mapping[str, int]) -> Measure:

@@ -83,21 +83,27 @@ class Match:
     after: Node
 
 
-def matches(roots: tuple[Node, ...], facts: Facts, rules: tuple[Rule, ...] = RULES) -> Iterator[Match]:
+Known = dict[Node, tuple[Match, ...]]
+"""Matches of nodes seen before, under the same facts: forms of one search share most of their nodes."""
+
+
+def matches(roots: tuple[Node, ...], facts: Facts, known: Known | None = None) -> Iterator[Match]:
     """Every place below the roots where a rule applies, in an order that depends on the roots alone."""
+    memory = {} if known is None else known
     for node in topological(roots):
-        for rule in rules:
-            for after in rule.rewrite(node, facts):
-                if after is not node:
-                    yield Match(rule, node, after)
+        if node not in memory:
+            memory[node] = tuple(
+                Match(rule, node, after) for rule in RULES for after in rule.rewrite(node, facts) if after is not node
+            )
+        yield from memory[node]
 
 
-def refusals(roots: tuple[Node, ...], facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[Refusal, ...]:
+def refusals(roots: tuple[Node, ...], facts: Facts) -> tuple[Refusal, ...]:
     """Every place where a rule would apply but for its prerequisite, with the reason."""
     found = [
         Refusal(rule.name, show(node), reason)
         for node in topological(roots)
-        for rule in rules
+        for rule in RULES
         if rule.refuse is not None
         for reason in rule.refuse(node, facts)
     ]
