@@ -71,6 +71,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
         delays=ranked[0].delays,
         candidates=len(ranked),
         ranked=tuple(replace(order.ranked, registers=order.allocation.peak + overhead) for order in ranked),
+        implied=synchronised.implied,
     )
     check_schedule(schedule, target)
     return schedule

@@ -203,4 +203,6 @@ class Schedule:
     candidates: int
     """Distinct legal issue orders that were ranked."""
     ranked: tuple[RankedOrder, ...] = ()
-    """The candidates, best first; the first one was taken unless `Options.delays` pins another."""
+    """The candidates, best first; the first one was taken."""
+    implied: tuple[str, ...] = ()
+    """Waits and releases that were left out because the others imply them, for people."""

@@ -34,11 +34,7 @@ def assign_movers(
     """Mover warps, and the rings with their movers as producers and consumers. Raises E-MOVERS when even shared warps
     are more than `limit`."""
     loads = _load_groups(rings, orders)
-    stores = [
-        MoverGroup((ring.name,), "store", _kind(ring))
-        for ring in rings
-        if ring.store is not None and store_role(ring.name) in ring.consumers
-    ]
+    stores = [MoverGroup((ring.name,), "store", _kind(ring)) for ring in _stored(rings, orders)]
     warps: list[tuple[MoverGroup, ...]] = [(group,) for group in (*loads, *stores)]
     while len(warps) > limit:
         pair = _cheapest_pair(warps)
@@ -50,6 +46,13 @@ def assign_movers(
         del warps[second]
     named = tuple(MoverWarp(_name(groups), groups) for groups in warps)
     return named, _with_movers(rings, named)
+
+
+def _stored(rings: Iterable[Ring], orders: Mapping[str, Sequence[Line]]) -> list[Ring]:
+    """Rings to store, in the order in which they are filled: a warp that stores several does so as they come."""
+    steps = [line.step for lines in orders.values() for line in lines if line.step is not None]
+    filled = {step.ring_out: position for position, step in enumerate(steps)}
+    return sorted((ring for ring in rings if ring.store is not None), key=lambda ring: filled[ring.name])
 
 
 def _kind(ring: Ring) -> str:

@@ -170,7 +170,8 @@ class _PlainRole(StepBuilder):
         return form if form in self.values else self.cast(source, form, f"{name} in the data type")
 
     def _gemm(self, gemm: Gemm) -> None:
-        shared = self.analysis.is_load(gemm.left) or gemm.transpose_left
+        # What lies in shared memory anyway is read there; wgmma reads registers only the way round they are.
+        shared = gemm.left not in self.values or gemm.transpose_left
         left = self._in_ring(gemm.left, "data", True) if shared else self._left_form(gemm.left)
         right = self._in_ring(gemm.right, "data", True)
         if gemm.add is not None and self.values[self._register(gemm.add)].dtype != "float32":

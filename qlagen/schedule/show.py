@@ -16,6 +16,7 @@ def show_schedule(schedule: Schedule) -> str:
         ["barriers", *_table(_barrier(barrier) for barrier in schedule.barriers)],
         ["fragments", *_table(_fragment(fragment) for fragment in schedule.fragments)],
         *([f"{role.name}, each iteration", *_body(role)] for role in schedule.roles),
+        ["implied by the rest, left out", *(f"  {what}" for what in schedule.implied)],
         list(_candidates(schedule)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if len(block) > 1) + "\n"

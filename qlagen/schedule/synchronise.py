@@ -42,6 +42,8 @@ class Assignment:
 class Synchronised:
     roles: tuple[Role, ...]
     barriers: tuple[Barrier, ...]
+    implied: tuple[str, ...] = ()
+    """Waits and releases left out, because the others imply them."""
 
 
 def synchronise(skeleton: Skeleton) -> Synchronised:
@@ -81,7 +83,8 @@ def _merged(assignment: Assignment, rings: Iterable[str], name: str, kind: str) 
 
 def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
     """Barriers worth sharing: filled together for the same readers; freed by compute roles at the same number of
-    stages, if not all then at least those of one producer."""
+    stages, if not all then at least those of one producer. Rings that are stored stay alone: nothing that computes
+    should wait for an unrelated store."""
     crossing = [ring for ring in skeleton.rings if skeleton.is_crossing(ring)]
     ready: dict[object, list[Ring]] = {}
     slots: dict[object, list[Ring]] = {}
@@ -91,11 +94,12 @@ def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
             for name in group.rings if group.direction == "load" else ():
                 ready.setdefault((warp.name, group), []).append(skeleton.ring(name))
     for ring in crossing:
+        if any(consumer in skeleton.movers for consumer in ring.consumers):
+            continue
         if ring.producer not in skeleton.movers:
             ready.setdefault((ring.producer, ring.consumers, ring.stages), []).append(ring)
-        if not any(consumer in skeleton.movers for consumer in ring.consumers):
-            slots.setdefault(ring.stages, []).append(ring)
-            by_producer.setdefault((ring.producer, ring.stages), []).append(ring)
+        slots.setdefault(ring.stages, []).append(ring)
+        by_producer.setdefault((ring.producer, ring.stages), []).append(ring)
     found = [(group, _lead_name(group) + "_ready", "ready") for group in ready.values()]
     found += [(group, _lead_name(group) + "_free", "free") for group in by_producer.values()]
     found += [(group, _slot_name(group) + "_free", "free") for group in slots.values()]
@@ -270,13 +274,15 @@ def _drop(whole: Synchronised, index: int, position: int) -> Synchronised | None
     """Without one instruction; a barrier that nobody waits for any more goes too. None if nobody would arrive."""
     dropped = whole.roles[index].body[position]
     name = dropped.barrier
+    what = "wait for" if dropped.kind == "wait" else "arrive at"
+    implied = (*whole.implied, f"{whole.roles[index].name}: {what} {name}")
     body = (*whole.roles[index].body[:position], *whole.roles[index].body[position + 1 :])
     roles = [replace(role, body=body) if number == index else role for number, role in enumerate(whole.roles)]
     useless = not any(i.kind == "wait" and i.barrier == name for role in roles for i in role.body)
     old = next(barrier for barrier in whole.barriers if barrier.name == name)
     if useless and old.transaction_bytes == 0:
         kept = [replace(role, body=tuple(i for i in role.body if i.barrier != name)) for role in roles]
-        return Synchronised(tuple(kept), tuple(b for b in whole.barriers if b.name != name))
+        return Synchronised(tuple(kept), tuple(b for b in whole.barriers if b.name != name), implied)
     arriving = [role for role in roles for i in role.body if i.kind == "arrive" and i.barrier == name]
     waiting = [role for role in roles for i in role.body if i.kind == "wait" and i.barrier == name]
     if not arriving or not waiting:
@@ -287,4 +293,4 @@ def _drop(whole: Synchronised, index: int, position: int) -> Synchronised | None
         producers=tuple(dict.fromkeys(role.name for role in arriving)),
         consumers=tuple(dict.fromkeys(role.name for role in waiting)),
     )
-    return Synchronised(tuple(roles), tuple(new if b.name == name else b for b in whole.barriers))
+    return Synchronised(tuple(roles), tuple(new if b.name == name else b for b in whole.barriers), implied)
