@@ -1,0 +1,150 @@
+"""The rows of the benchmark: heads, sequences, gates and direction, from `grid.toml`, in the order of their worth."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from qlagen.errors import QlagenError, did_you_mean
+
+KEY_SIZE = VALUE_SIZE = 128
+"""K and V: every row has heads of this size."""
+
+DIRECTIONS = ("forward", "backward")
+_STRIDE = 0.381966
+"""The golden ratio's smaller part: steps of this share of a list visit it evenly."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row's problem, the same for every implementation."""
+
+    direction: str
+    key_heads: int
+    value_heads: int
+    label: str
+    """The sequences as the tables name them."""
+    lengths: tuple[int, ...]
+    """Tokens of each sequence."""
+    gates: str
+
+    @property
+    def heads(self) -> str:
+        return f"{self.key_heads}:{self.value_heads}"
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def name(self) -> str:
+        return f"{self.direction} {self.heads} {self.label} ({self.gates})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that a record has in common with its case."""
+        return {
+            "direction": self.direction,
+            "heads": self.heads,
+            "sequences": self.label,
+            "gates": self.gates,
+        }
+
+
+def make_case(direction: str, heads: str, sequences: str, gates: str) -> Case:
+    """A case from the labels of a record or of the command line. Raises E-BENCH-CASE for a label with no meaning."""
+    if direction not in DIRECTIONS:
+        raise _unknown("direction", direction, DIRECTIONS)
+    if gates not in gate_kinds():
+        raise _unknown("gates", gates, gate_kinds())
+    key_heads, value_heads = parse_heads(heads)
+    return Case(direction, key_heads, value_heads, sequences, parse_sequences(sequences), gates)
+
+
+def parse_heads(label: str) -> tuple[int, int]:
+    """``16:64`` -> key heads 16, value heads 64."""
+    match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", label)
+    if match is None or int(match[2]) % int(match[1]):
+        message = f"{label!r} is not a pair of head counts"
+        notes = ["heads are KEY:VALUE, and the value heads a multiple of the key heads, as in 16:64"]
+        raise QlagenError("E-BENCH-CASE", message, notes=notes)
+    return int(match[1]), int(match[2])
+
+
+def parse_sequences(label: str) -> tuple[int, ...]:
+    """``4x8192`` or ``28672+4096`` or a name from the grid -> the lengths in tokens."""
+    named = _grid()["sequences"]
+    if label in named:
+        return tuple(named[label])
+    if match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", label):
+        return (int(match[2]),) * int(match[1])
+    if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", label):
+        return tuple(int(part) for part in label.split("+"))
+    message = f"{label!r} does not say which sequences to run"
+    notes = ["write COUNTxTOKENS (4x8192), a sum of lengths (28672+4096) or one of: " + ", ".join(named)]
+    raise QlagenError("E-BENCH-CASE", message, notes=notes, hints=did_you_mean(label, named))
+
+
+def gate_kinds() -> tuple[str, ...]:
+    return tuple(_grid()["gates"]["order"])
+
+
+def plan(
+    directions: Sequence[str] = DIRECTIONS,
+    heads: Sequence[str] = (),
+    sequences: Sequence[str] = (),
+    gates: Sequence[str] = (),
+) -> list[Case]:
+    """The cases to run, the most informative first; an empty filter takes the grid's own list.
+
+    With several directions their orders are merged row by row, so that a short budget still sees each.
+    """
+    queues = [_ordered(direction, heads, sequences, gates or gate_kinds()) for direction in directions]
+    longest = max((len(queue) for queue in queues), default=0)
+    return [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
+
+
+def _ordered(direction: str, heads: Sequence[str], sequences: Sequence[str], gates: Sequence[str]) -> list[Case]:
+    if direction not in DIRECTIONS:
+        raise _unknown("direction", direction, DIRECTIONS)
+    grid = _grid()[direction]
+    wanted_heads, wanted_sequences = heads or grid["heads"], sequences or grid["sequences"]
+    pairs = [(h, s) for h, s in grid["first"] if h in wanted_heads and s in wanted_sequences]
+    first = len(pairs)
+    pairs += [pair for pair in _spread(wanted_heads, wanted_sequences) if pair not in pairs]
+    usual, *others = gates
+    order = [(pair, usual) for pair in pairs[:first]]
+    order += [(pair, gate) for gate in others for pair in pairs[: max(1, first // 2)]]
+    order += [(pair, gate) for gate in (usual, *others) for pair in pairs if (pair, gate) not in order]
+    return [make_case(direction, *pair, gate) for pair, gate in dict.fromkeys(order)]
+
+
+def _spread(heads: Sequence[str], sequences: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Every pair once; each pass takes every head count once, with sequences from all over the list."""
+    count = len(sequences)
+    step = max(1, round(count * _STRIDE))
+    while count and _common_factor(step, count):
+        step += 1
+    for turn in range(count):
+        for index, head in enumerate(heads):
+            yield head, sequences[(turn + index) * step % count]
+
+
+def _common_factor(first: int, second: int) -> bool:
+    while second:
+        first, second = second, first % second
+    return first != 1
+
+
+def _unknown(what: str, got: str, allowed: Sequence[str]) -> QlagenError:
+    notes = [f"allowed: {', '.join(allowed)}"]
+    return QlagenError("E-BENCH-CASE", f"{got!r} is no {what}", notes=notes, hints=did_you_mean(got, allowed))
+
+
+@cache
+def _grid() -> dict[str, Any]:
+    return tomllib.loads(resources.files("qlagen.bench").joinpath("grid.toml").read_text(encoding="utf-8"))

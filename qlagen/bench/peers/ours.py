@@ -1,0 +1,111 @@
+"""The emitted library, and its portable PyTorch implementation."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qlagen.bench.cases import Case
+from qlagen.bench.inputs import Inputs
+from qlagen.bench.peers.base import Call, Implementation, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+OPERATOR = "chunk_gated_delta_rule"
+_LEAVES = ("q", "k", "v", "g", "beta", "initial_state")
+_GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "d_initial_state")
+_PORTABLE_ELEMENTS = 1 << 26
+"""Tokens x value heads x V above which the portable implementation takes longer than a row is worth."""
+
+
+class Ours(Implementation):
+    distribution = "qla-ops"
+    modules = ("qla_ops",)
+    implementation: str | None = None
+    """The library's `impl` argument; None lets it choose, and `strict` keeps it from falling back."""
+
+    def __init__(self) -> None:
+        import qla_ops
+
+        self.library: Any = qla_ops
+        try:
+            self.operator: Any = getattr(qla_ops, OPERATOR)
+        except AttributeError:
+            raise ImportError(f"qla_ops has no {OPERATOR}") from None
+        accepted = inspect.signature(self.operator).parameters
+        wanted = {"impl": self.implementation, "strict": self.implementation is None}
+        self.settings = {name: value for name, value in wanted.items() if name in accepted and value}
+        self.digest = _digest(Path(qla_ops.__file__).parent)
+
+    def version(self) -> str:
+        """The library's version and a hash of its code, so that new kernels are new rows."""
+        return f"{getattr(self.library, '__version__', '0')}+{self.digest}"
+
+    def compile_key(self, case: Case) -> str:
+        """Heads and lengths are run-time values; which tile plan runs depends on how many CTAs there are."""
+        return f"{case.direction} {len(case.lengths) * case.value_heads}"
+
+    def forward(self, inputs: Inputs) -> Call:
+        import torch
+
+        def call() -> Any:
+            with torch.no_grad():
+                return self._run(inputs)
+
+        return call
+
+    def _run(self, i: Inputs) -> Any:
+        return self.operator(
+            *(i.q, i.k, i.v, i.g, i.beta),
+            scale=i.scale,
+            initial_state=i.initial_state,
+            output_final_state=True,
+            cu_seqlens=i.cu_seqlens,
+            **self.settings,
+        )
+
+    def backward(self, inputs: Inputs) -> Call:
+        """Through autograd, as a user gets it."""
+        import torch
+
+        leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in _LEAVES}
+        try:
+            o, state = self._run(replace(inputs, **leaves))
+        except NotImplementedError as fault:
+            raise UnsupportedError(str(fault)) from fault
+        if not o.requires_grad:
+            raise UnsupportedError("has no backward pass")
+        outer = [inputs.d_output, inputs.d_final_state]
+        return lambda: torch.autograd.grad([o, state], list(leaves.values()), outer, retain_graph=True)
+
+    def results(self, direction: str, returned: Any) -> dict[str, torch.Tensor]:
+        if direction == "forward":
+            return {"o": returned[0], "final_state": returned[1]}
+        return dict(zip(_GRADIENTS, returned, strict=True))
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+class Portable(Ours):
+    """Plain PyTorch, for every device."""
+
+    compiles = "process"
+    implementation = "reference"
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not self.settings:
+            raise ImportError("this qla_ops has no portable implementation to choose")
+
+    def unsupported(self, case: Case) -> str:
+        elements = case.tokens * case.value_heads * 128
+        return "only timed on small rows" if elements > _PORTABLE_ELEMENTS else ""

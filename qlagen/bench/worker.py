@@ -1,0 +1,138 @@
+"""A process that works for the benchmark: it reads one request a line and answers with one event a line.
+
+Measuring happens in a process of its own, so that a kernel that hangs or breaks the GPU context costs one row and not
+the run; compiling happens in several at once. Every answer ends with {"event": "end"} or {"event": "error"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from qlagen.bench.cases import Case, make_case
+from qlagen.bench.device import describe_environment, measure_ceilings, read_clocks
+from qlagen.bench.host import first_call, host_rows
+from qlagen.bench.inputs import make_inputs
+from qlagen.bench.measure import Bench, Event, Measurement
+from qlagen.bench.peers import REGISTRY
+
+Request = dict[str, Any]
+
+
+def handle(request: Request, bench: Bench) -> Iterator[Event]:
+    """The events of one request, without the last one.
+
+    Tasks: "environment"; "keys" (implementation, cases); "compile" (implementation, case); "measure" (case,
+    implementations, gated); "host" (implementations, cases); "first call" (implementation, case).
+    """
+    task = request["task"]
+    if task == "environment":
+        yield from _environment(bench)
+    elif task == "keys":
+        implementation = bench.implementation(request["implementation"])
+        cases = [_case(fields) for fields in request["cases"]]
+        yield {
+            "event": "keys",
+            "keys": [None if implementation.unsupported(case) else implementation.compile_key(case) for case in cases],
+        }
+    elif task == "compile":
+        yield from _compile(request, bench)
+    elif task == "measure":
+        case = _case(request["case"])
+        yield from Measurement(bench, case, request["implementations"], request.get("gated", True)).run()
+    elif task == "host":
+        yield from host_rows(bench, request["implementations"], [_case(fields) for fields in request["cases"]])
+    elif task == "first call":
+        yield first_call(bench, request["implementation"], _case(request["case"]))
+    else:
+        raise ValueError(f"unknown task {task!r}")
+
+
+def _case(fields: dict[str, str]) -> Case:
+    return make_case(fields["direction"], fields["heads"], fields["sequences"], fields["gates"])
+
+
+def _environment(bench: Bench) -> Iterator[Event]:
+    versions, missing = bench.versions()
+    record = describe_environment(versions) if bench.device != "cpu" else {"kind": "environment", "environment": "cpu"}
+    compiles = {name: bench.implementation(name).compiles for name in versions}
+    settings = {key: value for name in versions for key, value in bench.implementation(name).environment.items()}
+    yield {
+        "event": "environment",
+        "record": record,
+        "versions": versions,
+        "missing": missing,
+        "compiles": compiles,
+        "compile environment": settings,
+    }
+    if bench.device != "cpu":
+        yield {"event": "ceilings", "ceilings": measure_ceilings()}
+
+
+def _compile(request: Request, bench: Bench) -> Iterator[Event]:
+    """Run a case once for its compiled kernels. In a process that only compiles, no tuning by timing."""
+    implementation, case = bench.implementation(request["implementation"]), _case(request["case"])
+    if request["only_compiles"]:
+        implementation.before_compiling()
+    begun = time.perf_counter()
+    inputs = make_inputs(case, bench.device)
+    call = implementation.forward(inputs) if case.direction == "forward" else implementation.backward(inputs)
+    call()
+    _settle(bench)
+    yield {"event": "compiled", "seconds": round(time.perf_counter() - begun, 1)}
+
+
+def _settle(bench: Bench) -> None:
+    if bench.device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def make_bench() -> Bench:
+    """The real one, on the current CUDA device, with a stream of its own as the current stream."""
+    import torch
+
+    from qlagen.bench.timing import CudaTimer
+
+    cuda: Any = torch.cuda
+    stream = cuda.Stream()
+    cuda.set_stream(stream)
+    return Bench(
+        REGISTRY,
+        "cuda",
+        lambda: CudaTimer(stream),
+        read_clocks,
+        lambda: torch.cuda.mem_get_info()[0],
+        torch.cuda.get_device_properties(0).L2_cache_size,
+    )
+
+
+def serve() -> int:
+    """Answer requests from standard input until it ends. What libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(event: Event) -> None:
+        answers.write(json.dumps(event) + "\n")
+        answers.flush()
+
+    bench = None
+    for line in sys.stdin:
+        try:
+            bench = bench or make_bench()
+            for event in handle(json.loads(line), bench):
+                answer(event)
+            answer({"event": "end"})
+        except Exception as fault:
+            answer({"event": "error", "reason": f"{type(fault).__name__}: {fault}"[:400]})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve())
