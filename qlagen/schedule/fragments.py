@@ -91,7 +91,7 @@ def _live(
     it starts costs nothing extra there."""
     step = lines[position].step
     piecewise = step is not None and step.kind != "gemm"
-    total = 0
+    total = 0 if step is None else step.scratch_registers
     for group, (first, last) in lives.items():
         if first <= position <= last and not (piecewise and first == position):
             total += members[group][0].registers

@@ -41,7 +41,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Ring:
-    """A shared-memory ring: one slot per stage. `shape` is one slot's."""
+    """A shared-memory ring: one slot per stage. `shape` is one slot's, padding included: the source of an inverse has
+    four columns more than its dims say."""
 
     name: str
     dims: Dims
@@ -86,6 +87,8 @@ class Step:
     transpose_left: bool = False
     transpose_right: bool = False
     clear: bool = True
+    scratch_registers: int = 0
+    """Registers per thread that the step needs beside its operands."""
     cost: int = 0
     origin: str = ""
     """The spec stage it comes from."""

@@ -136,7 +136,7 @@ class _PlainRole(StepBuilder):
 
     # ---- matrices
 
-    def _in_ring(self, name: str, dtype: DataType, asynchronous: bool) -> str:
+    def _in_ring(self, name: str, dtype: DataType, asynchronous: bool = False, by_columns: bool = False) -> str:
         """A matrix where all threads of the role can read it."""
         if name in self.own and not self.analysis.is_load(name):
             write = self.writes.get(name)
@@ -148,7 +148,7 @@ class _PlainRole(StepBuilder):
         elif self.ring_dtype(name) != dtype:
             reason = f"is {self.ring_dtype(name)} in shared memory, where {dtype} is needed"
             raise misplaced(self.analysis, name, reason, "products take operands in the data type")
-        return self.read(name, asynchronous)
+        return self.read(name, asynchronous, by_columns)
 
     def _to_ring(self, name: str, ring: str, dtype: DataType, store: Store | None) -> None:
         source = name if name in self.values else self.fetch(name)
@@ -254,7 +254,7 @@ class _PlainRole(StepBuilder):
         stores = self._stores_of(inverse.name)
         read = bool(self.analysis.uses[inverse.name])
         ring = inverse.name if read or not stores else self.output_ring(stores[0])
-        source = self._in_ring(inverse.source, "float32", False)
+        source = self._in_ring(inverse.source, "float32", by_columns=True)
         dims = self.analysis.dims[inverse.name]
         self.writes[ring] = RingWrite(ring, inverse.name, dims, "data", self.name, stores[0] if stores else None)
         self.steps.append(
@@ -263,6 +263,7 @@ class _PlainRole(StepBuilder):
                 inverse.name,
                 rings=(source,),
                 ring_out=ring,
+                scratch_registers=self.clocks.inverse_registers,
                 cost=self.clocks.inverse,
                 origin=inverse.origin,
                 note=f"{inverse.name} = (I + {inverse.source})^-1",

@@ -16,11 +16,12 @@ BYTES: dict[DataType, int] = {"data": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class RingRead:
-    """A role's use of a ring; `asynchronous` when wgmma reads it."""
+    """A role's use of a ring; `asynchronous` when wgmma reads it, `by_columns` when threads read whole columns."""
 
     ring: str
     role: str
     asynchronous: bool = False
+    by_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class StepBuilder:
         self.values[name] = Value(name, group or name, shape, dtype, registers, transposed_view, carried)
         return name
 
-    def read(self, ring: str, asynchronous: bool = False) -> str:
-        self.reads.append(RingRead(ring, self.name, asynchronous))
+    def read(self, ring: str, asynchronous: bool = False, by_columns: bool = False) -> str:
+        self.reads.append(RingRead(ring, self.name, asynchronous, by_columns))
         return ring
 
     def fetch(self, name: str) -> str:

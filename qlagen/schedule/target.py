@@ -25,6 +25,8 @@ class Clocks:
     vector: int
     scan: int
     inverse: int
+    inverse_registers: int
+    """Registers per thread of an inverse's own."""
     tie_percent: int
     """Orders whose modelled times differ by no more rank by the registers that they hold."""
 
