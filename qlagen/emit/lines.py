@@ -1,0 +1,184 @@
+"""Views of the instructions of compute roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qlagen.emit import views
+from qlagen.emit.context import (
+    STAGES,
+    Context,
+    end_thread,
+    first_thread,
+    is_padded,
+    ring_name,
+    slot,
+    stage,
+)
+from qlagen.emit.maps import comment_of, map_view, vector_view
+from qlagen.errors import QlagenError
+from qlagen.schedule.model import Instruction, Ring, Role, Step
+
+CHUNK_ROWS = 64
+"""The scan, the inverse and one warpgroup's accumulator are spelled for chunks of this length."""
+
+
+def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
+    """The loop body of a compute role."""
+    return tuple(_line(context, role, instruction) for instruction in role.body)
+
+
+def barrier_line(context: Context, instruction: Instruction) -> views.Line:
+    """A wait for, or an arrival on, a barrier."""
+    assert instruction.barrier is not None
+    barrier = context.barriers[instruction.barrier]
+    stages = STAGES[barrier.stage_class]
+    if instruction.kind == "wait":
+        return views.Wait(barrier.name, stages, free=instruction.side == "producer")
+    return views.Arrive(barrier.name, stages)
+
+
+def _line(context: Context, role: Role, instruction: Instruction) -> views.Line:
+    match instruction.kind:
+        case "wait" | "arrive":
+            return barrier_line(context, instruction)
+        case "wait_groups":
+            return views.WaitGroups(instruction.groups)
+        case "fence":
+            return views.Fence()
+        case "sync":
+            return views.Sync(role_barrier(role), role_threads(role))
+        case "step" if instruction.step is not None:
+            return _STEPS[instruction.step.kind](context, role, instruction.step)
+    raise QlagenError("E-EMIT", f"role {role.name} cannot do {instruction.kind!r}: only movers load and store")
+
+
+def role_barrier(role: Role) -> str:
+    """The constant that numbers the named barrier of the role's threads."""
+    return f"{role.name.upper()}_BARRIER"
+
+
+def role_thread(role: Role) -> str:
+    """A thread's number inside its role."""
+    return f"(tx - {first_thread(role)})" if role.first_thread else "tx"
+
+
+def role_warp(role: Role) -> str:
+    """A warp's number inside its role."""
+    return f"(warp - {first_thread(role)} // WARP)" if role.first_thread else "warp"
+
+
+def role_threads(role: Role) -> str:
+    return f"{end_thread(role)} - {first_thread(role)}"
+
+
+def _operand(context: Context, name: str | None) -> Ring:
+    if name is None or name not in context.rings:
+        raise QlagenError("E-EMIT", f"operand {name!r} is in no ring")
+    return context.rings[name]
+
+
+def _written(step: Step) -> str:
+    if step.writes is None:
+        raise QlagenError("E-EMIT", f"step {step.name} ({step.kind}) writes no register value")
+    return step.writes
+
+
+def _gemm(context: Context, role: Role, step: Step) -> views.Line:
+    in_registers = step.left_home == "registers" and step.left is not None
+    left = context.fragment(str(step.left)) if in_registers else slot(_operand(context, step.left))
+    return views.Gemm(
+        left=left,
+        right=slot(_operand(context, step.right)),
+        out=context.fragment(_written(step)),
+        transpose_left=step.transpose_left,
+        transpose_right=step.transpose_right,
+        clear=step.clear,
+        comment=comment_of(step),
+    )
+
+
+def _fetch(context: Context, role: Role, step: Step) -> views.Line:
+    return views.Copy(slot(_operand(context, step.rings[0])), context.fragment(_written(step)), comment_of(step))
+
+
+def _cast(context: Context, role: Role, step: Step) -> views.Line:
+    return views.Copy(context.fragment(step.reads[0]), context.fragment(_written(step)), comment_of(step))
+
+
+def _turn(context: Context, role: Role, step: Step) -> views.Line:
+    out = _written(step)
+    rows, columns = context.extents(out)
+    return views.Turn(rows, columns, context.fragment(step.reads[0]), context.fragment(out), comment_of(step))
+
+
+def _put(context: Context, role: Role, step: Step) -> views.Line:
+    source = step.reads[0]
+    ring = _operand(context, step.ring_out)
+    if is_padded(ring):
+        rows, columns = context.extents(source)
+        return views.PutElements(
+            rows, columns, context.fragment(source), ring_name(ring), stage(ring), comment_of(step)
+        )
+    if step.writes is None:
+        return views.Put("", "", context.fragment(source), None, False, slot(ring), comment_of(step))
+    via = context.values[step.writes]
+    rows, columns = context.extents(source)
+    turned = via.transposed_view != context.values[source].transposed_view
+    return views.Put(
+        rows, columns, context.fragment(source), context.fragment(via.name), turned, slot(ring), comment_of(step)
+    )
+
+
+def _scan(context: Context, role: Role, step: Step) -> views.Line:
+    _check_chunk(context, step)
+    source, out = _operand(context, step.rings[0]), _operand(context, step.ring_out)
+    return views.Scan(
+        first=first_thread(role),
+        source=ring_name(source),
+        source_stage=stage(source),
+        out=ring_name(out),
+        out_stage=stage(out),
+        comment=comment_of(step),
+    )
+
+
+def _inverse(context: Context, role: Role, step: Step) -> views.Line:
+    _check_chunk(context, step)
+    if role.warps != 4:
+        message = f"step {step.name}: an inverse takes a role of 4 warps, {role.name} has {role.warps}"
+        raise QlagenError("E-EMIT", message)
+    source, out = _operand(context, step.rings[0]), _operand(context, step.ring_out)
+    return views.Inverse(
+        thread=role_thread(role),
+        warp=role_warp(role),
+        matrix=ring_name(source),
+        matrix_stage=stage(source),
+        out=ring_name(out),
+        out_stage=stage(out),
+        barrier=role_barrier(role),
+        threads=role_threads(role),
+        comment=comment_of(step),
+    )
+
+
+def _check_chunk(context: Context, step: Step) -> None:
+    if context.size("C") != CHUNK_ROWS:
+        raise QlagenError(
+            "E-EMIT",
+            f"step {step.name} ({step.kind}) is made for chunks of {CHUNK_ROWS} tokens, not {context.size('C')}",
+            hints=[f"set chunk = [{CHUNK_ROWS}] in the spec"],
+        )
+
+
+_STEPS: dict[str, Callable[[Context, Role, Step], views.Line]] = {
+    "gemm": _gemm,
+    "map": map_view,
+    "fetch": _fetch,
+    "cast": _cast,
+    "turn": _turn,
+    "vector": lambda context, role, step: vector_view(context, step),
+    "put": _put,
+    "scan": _scan,
+    "inverse": _inverse,
+}

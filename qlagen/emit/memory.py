@@ -1,0 +1,112 @@
+"""Views of what a kernel allocates: shared memory, barriers, registers, and their layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from qlagen.emit import views
+from qlagen.emit.context import (
+    STAGES,
+    TILE,
+    Context,
+    dtype_text,
+    is_padded,
+    is_static,
+    ring_name,
+)
+from qlagen.emit.movers import landed_barrier, needs_landed
+from qlagen.schedule.model import Ring
+
+
+def shared_views(context: Context) -> tuple[views.SharedView, ...]:
+    return tuple(
+        views.SharedView(
+            name=ring_name(ring),
+            shape=_ring_shape(ring),
+            dtype=dtype_text(ring.dtype),
+            static=is_static(ring),
+            note=f"{_dtype_note(ring.dtype)}, {ring.bytes} bytes: {ring.producer} -> {', '.join(ring.consumers)}",
+        )
+        for ring in context.schedule.rings
+    )
+
+
+def _ring_shape(ring: Ring) -> str:
+    sizes = [TILE[dim] for dim in ring.dims]
+    if is_padded(ring):
+        sizes[-1] += " + ROW_PADDING"
+    return f"({', '.join((STAGES[ring.stage_class], *sizes))})"
+
+
+def _dtype_note(dtype: str) -> str:
+    return "16-bit" if dtype == "data" else "fp32"
+
+
+def barrier_views(context: Context) -> tuple[views.BarrierView, ...]:
+    """The schedule's barriers, and one for each mover that must change tiles before it announces them."""
+    found = []
+    for barrier in context.schedule.barriers:
+        verb = "release" if barrier.releases else "fill"
+        note = f"{', '.join(barrier.producers)} {verb} {', '.join(barrier.rings)} for {', '.join(barrier.consumers)}"
+        if barrier.transaction_bytes:
+            note += f", {barrier.transaction_bytes} bytes"
+        found.append(views.BarrierView(barrier.name, STAGES[barrier.stage_class], str(barrier.count), note))
+    for role in context.schedule.roles:
+        if role.kind == "mover" and needs_landed(context, role):
+            note = f"{role.name} waits for tiles whose last rows it zeroes"
+            found.append(views.BarrierView(landed_barrier(role), "1", "1", note))
+    return tuple(found)
+
+
+def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[views.RegisterView, ...]:
+    """Register tiles of the schedule, then what the macros of `lines` keep in registers."""
+    found = [
+        views.RegisterView(
+            name=fragment.name,
+            allocate="alloc_fragment",
+            shape=f"({', '.join(context.extents(fragment.values[0]))})",
+            dtype=dtype_text(fragment.dtype),
+            note=", ".join(fragment.values),
+        )
+        for fragment in context.schedule.fragments
+    ]
+    for line in lines:
+        if isinstance(line, views.Map):
+            found += [_fp32(gate.name, "alloc_fragment", gate.extent) for gate in line.gates]
+        if isinstance(line, views.Map | views.Vector):
+            found += [_fp32(name.removesuffix("[0]"), "alloc_local", "1") for name, _ in line.last]
+        if isinstance(line, views.FetchVector):
+            found.append(_fp32(line.out, "alloc_local", "LANE_ENTRIES"))
+    if any(isinstance(line, views.Scan) for line in lines):
+        found += [_fp32("sums", "alloc_local", "LANE_ENTRIES")]
+        found += [_fp32(name, "alloc_local", "1") for name in ("lane_sum", "lane_before")]
+    if any(isinstance(line, views.Inverse) for line in lines):
+        sizes = {"solution": "HALF", "part": "QUAD", "upper": "QUAD", "lower": "QUAD", "patch": "OCTET"}
+        found += [_fp32(name, "alloc_local", size) for name, size in sizes.items()]
+    return tuple({view.name: view for view in found}.values())
+
+
+def _fp32(name: str, allocate: str, size: str) -> views.RegisterView:
+    return views.RegisterView(name, allocate, f"({size},)", dtype_text("float32"), "")
+
+
+def written_integers(prologue: Iterable[tuple[str, str]], lines: Sequence[views.Line]) -> tuple[str, ...]:
+    """Integer variables, in the order in which the text assigns them."""
+    names = [name for name, _ in prologue]
+    for line in lines:
+        if isinstance(line, views.Assign):
+            names += [name for name, _ in line.values]
+    return tuple(dict.fromkeys(names))
+
+
+def layouts(context: Context) -> tuple[tuple[str, str], ...]:
+    """Layouts that TileLang cannot infer: transposed accumulators, and the swizzle of 16-bit tiles no product reads."""
+    found = [
+        (fragment.name, f"turned({', '.join(context.extents(fragment.values[0]))})")
+        for fragment in context.schedule.fragments
+        if fragment.transposed_view
+    ]
+    for ring in context.schedule.rings:
+        if len(ring.shape) == 2 and not is_static(ring) and not context.is_gemm_operand(ring):
+            found.append((ring_name(ring), f"tilelang.layout.make_full_bank_swizzled_layout({ring_name(ring)})"))
+    return tuple(found)

@@ -1,0 +1,224 @@
+"""Views of the warps that move tiles between global and shared memory, and of the chunk's coordinates."""
+
+from __future__ import annotations
+
+from qlagen.emit import views
+from qlagen.emit.context import (
+    FULL,
+    HEAD,
+    HEADS,
+    SWIZZLE_COLUMNS,
+    TILE,
+    Context,
+    columns_of,
+    ring_name,
+    slot,
+    stage,
+)
+from qlagen.emit.lines import barrier_line
+from qlagen.errors import QlagenError
+from qlagen.program.ir import Tensor
+from qlagen.schedule.model import Instruction, Ring, Role
+
+LANE_ENTRIES = "LANE_ENTRIES"
+
+
+def mover_loops(context: Context, role: Role) -> tuple[views.LoopView, ...]:
+    """The loops of one mover warp.
+
+    A mover of a carried kernel that stores whole chunks by TMA runs a second loop, of at most one iteration, for the
+    chunk that the sequence's end cuts: the row-wise store would take registers from the main loop.
+    """
+    if not _stores_rows(context, role):
+        return (views.LoopView("0", "iterations", _body(context, role, tail=False)),)
+    return (
+        views.LoopView("0", "whole", _body(context, role, tail=False)),
+        views.LoopView("whole", "iterations", _body(context, role, tail=True)),
+    )
+
+
+def _stores_rows(context: Context, role: Role) -> bool:
+    stored = (context.rings[i.ring].store for i in role.body if i.kind == "store" and i.ring)
+    return any(store is not None and store.tensor.layout == "token" for store in stored)
+
+
+def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
+    moved = [context.rings[i.ring] for i in role.body if i.kind in ("load", "store") and i.ring]
+    lines: list[views.Line] = [coordinates(context, [tensor_of(ring) for ring in moved])]
+    for instruction in role.body:
+        if instruction.kind == "load" and instruction.ring and len(context.rings[instruction.ring].shape) == 1:
+            lines.append(_fetch_vector(context.rings[instruction.ring]))
+    tiles: list[Ring] = []
+    for instruction in role.body:
+        if _is_tile_load(context, instruction):
+            tiles.append(context.rings[str(instruction.ring)])
+            continue
+        if tiles:
+            lines.append(_load_tiles(context, role, tiles))
+            tiles = []
+        if instruction.kind != "arrive" or not tail:  # the cut chunk is the last: nobody waits for its release
+            lines.append(_line(context, role, instruction, tail))
+    return tuple(lines)
+
+
+def _is_tile_load(context: Context, instruction: Instruction) -> bool:
+    return instruction.kind == "load" and len(context.rings[str(instruction.ring)].shape) == 2
+
+
+def tensor_of(ring: Ring) -> Tensor:
+    if ring.load is not None:
+        return ring.load.tensor
+    if ring.store is not None:
+        return ring.store.tensor
+    raise QlagenError("E-EMIT", f"ring {ring.name} belongs to no tensor, but a mover works on it")
+
+
+def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
+    """Integers that place iteration i in `tensors`: first token, valid rows, chunk slot, heads."""
+    tokens = any(tensor.layout == "token" for tensor in tensors)
+    chunks = any(tensor.layout == "chunk" for tensor in tensors)
+    values: list[tuple[str, str]] = []
+    if context.carried:
+        if tokens:
+            values += [("start", "first + step * CHUNK"), ("rows", "end - start")]
+        if chunks:
+            values += [("slot", "first_slot + step")]
+        return views.Assign(tuple(values))
+    values += [("item", "block + step * workers")]
+    values += [("slot", "T.truncdiv(item, value_heads)"), ("value_head", "T.truncmod(item, value_heads)")]
+    if any(tensor.head == "key" for tensor in tensors):
+        values += [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")]
+    if tokens:
+        values += [("start", "chunk_first[slot]"), ("rows", "chunk_rows[slot]")]
+    return views.Assign(tuple(values))
+
+
+def _line(context: Context, role: Role, instruction: Instruction, tail: bool) -> views.Line:
+    if instruction.kind in ("wait", "arrive"):
+        return barrier_line(context, instruction)
+    if instruction.kind not in ("load", "store") or instruction.ring is None:
+        raise QlagenError("E-EMIT", f"mover {role.name} cannot do {instruction.kind!r}")
+    ring = context.rings[instruction.ring]
+    if len(ring.shape) == 1:
+        return _load_vector(ring) if instruction.kind == "load" else _store_vector(ring)
+    return _store_rows(context, ring) if tail and tensor_of(ring).layout == "token" else _store_tile(context, ring)
+
+
+def _tile_in_tensor(context: Context, ring: Ring) -> str:
+    """The chunk's tile in global memory."""
+    tensor = tensor_of(ring)
+    head, columns = HEAD[tensor.head], columns_of(tensor.dims, context.carried)
+    if tensor.layout == "token":
+        return f"{tensor.name}[start:start + CHUNK, {head}, {columns}]"
+    return f"{tensor.name}[slot, {head}, :, {columns}]"
+
+
+def _parts(ring: Ring) -> str:
+    return f"{TILE[ring.dims[1]]} // SWIZZLE_COLUMNS"
+
+
+def _extent(ring: Ring) -> str:
+    return " * ".join(TILE[dim] for dim in ring.dims)
+
+
+def _check_width(ring: Ring) -> None:
+    if ring.shape[1] % SWIZZLE_COLUMNS or ring.dtype != "data":
+        message = f"ring {ring.name} has {ring.shape[1]} columns of {ring.dtype}"
+        note = f"rows of token tensors move as 16-bit tiles whose columns are a multiple of {SWIZZLE_COLUMNS}"
+        raise QlagenError("E-EMIT", message, notes=(note,))
+
+
+def landed_barrier(role: Role) -> str:
+    """A mover's own barrier for tiles that it must change before it announces them."""
+    return f"{role.name}_landed"
+
+
+def needs_landed(context: Context, role: Role) -> bool:
+    loads = (context.rings[i.ring] for i in role.body if i.kind == "load" and i.ring)
+    return any(len(ring.shape) == 2 and tensor_of(ring).layout == "token" for ring in loads)
+
+
+def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTiles:
+    padded = [ring for ring in rings if tensor_of(ring).layout == "chunk"]
+    cut = [ring for ring in rings if tensor_of(ring).layout == "token"]
+    for ring in cut:
+        _check_width(ring)
+    return views.LoadTiles(
+        padded=tuple(_tile(context, ring) for ring in padded),
+        cut=tuple(_tile(context, ring) for ring in cut),
+        landed=landed_barrier(role),
+        phase="0" if context.carried else "cuts % 2",
+        counter=None if context.carried else "cuts",
+    )
+
+
+def _tile(context: Context, ring: Ring) -> views.TileView:
+    return views.TileView(
+        name=tensor_of(ring).name,
+        source=_tile_in_tensor(context, ring),
+        slot=slot(ring),
+        address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
+        extent=_extent(ring),
+        parts=_parts(ring),
+        barrier=f"{context.ready_barrier(ring.name)}[{stage(ring)}]",
+    )
+
+
+def _store_tile(context: Context, ring: Ring) -> views.StoreTile:
+    name = tensor_of(ring).name
+    return views.StoreTile(slot(ring), _tile_in_tensor(context, ring), views.Comment("", name))
+
+
+def _store_rows(context: Context, ring: Ring) -> views.StoreRows:
+    tensor = tensor_of(ring)
+    _check_width(ring)
+    return views.StoreRows(
+        out=first_element(tensor, "start", context.carried),
+        address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
+        extent=_extent(ring),
+        stride=token_stride(tensor),
+        parts=_parts(ring),
+        comment=views.Comment("", f"{tensor.name}, rows of the cut chunk"),
+    )
+
+
+def first_element(tensor: Tensor, token: str, carried: bool) -> str:
+    """The first element of a token's row that a CTA works on."""
+    column = "value_column" if carried and tensor.dims[1] == "V" else "0"
+    return f"{tensor.name}[{token}, {HEAD[tensor.head]}, {column}]"
+
+
+def token_stride(tensor: Tensor) -> str:
+    return f"{HEADS[tensor.head]} * {FULL[tensor.dims[1]]}"
+
+
+def vector_registers(ring: Ring) -> str:
+    return f"{ring.name}_next"
+
+
+def _vector_in_tensor(tensor: Tensor, index: str) -> str:
+    if tensor.layout == "token":
+        return f"{tensor.name}[start + {index}, {HEAD[tensor.head]}]"
+    return f"{tensor.name}[slot, {HEAD[tensor.head]}, {index}]"
+
+
+def _fetch_vector(ring: Ring) -> views.FetchVector:
+    tensor = tensor_of(ring)
+    comment = views.Comment("", f"{tensor.name}, read before its slot is free")
+    source = _vector_in_tensor(tensor, "lane + entry * WARP")
+    return views.FetchVector(vector_registers(ring), source, tensor.layout == "token", comment)
+
+
+def _load_vector(ring: Ring) -> views.LoadVector:
+    return views.LoadVector(
+        vector_registers(ring), ring_name(ring), stage(ring), views.Comment("", tensor_of(ring).name)
+    )
+
+
+def _store_vector(ring: Ring) -> views.StoreVector:
+    tensor = tensor_of(ring)
+    if tensor.layout != "chunk":
+        message = f"tensor {tensor.name}: a vector can be stored to a tensor padded to whole chunks only"
+        raise QlagenError("E-EMIT", message)
+    out = _vector_in_tensor(tensor, "lane + entry * WARP")
+    return views.StoreVector(ring_name(ring), stage(ring), out, views.Comment("", tensor.name))

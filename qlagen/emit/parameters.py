@@ -1,0 +1,94 @@
+"""A kernel's parameters, and the names it may not use for them."""
+
+from __future__ import annotations
+
+import keyword
+
+from qlagen.emit.context import FULL, Context, dtype_text, tensor_shape
+from qlagen.emit.views import TensorView
+from qlagen.errors import QlagenError
+from qlagen.program.ir import Load, Store, Tensor
+
+_STATE_SHAPE = ("sequences", "value_heads", f"{FULL['K']} * {FULL['V']}")
+_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "chunk_count")
+_LOCAL = (
+    "T tilelang build turned data_type tx warp lane block step row column entry line group inner sequence sequences"
+    " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
+    " cuts tokens chunk_count workers cu_seqlens chunk_offsets chunk_first chunk_rows initial_state final_state"
+    " state_key_stride state_value_stride has_initial_state has_final_state"
+    " sums lane_sum lane_before solution part upper lower patch"
+)
+_CXX = (
+    "alignas alignof asm auto bool case catch char class concept const constexpr default delete do double enum explicit"
+    " export extern false float friend goto inline int long mutable namespace new noexcept operator private protected"
+    " public register requires short signed sizeof static struct switch template this thread_local throw true typedef"
+    " typeid typename union unsigned using virtual void volatile wchar_t"
+)
+RESERVED = frozenset((*_LOCAL.split(), *_CXX.split(), *keyword.kwlist))
+
+
+def parameters(context: Context) -> tuple[TensorView, ...]:
+    """Tensor parameters in order: loads, tables, the initial state, stores, the final state."""
+    program = context.schedule.program
+    loads = tuple(_tensor(o.tensor) for o in program.operations if isinstance(o, Load))
+    stores = tuple(_tensor(store.tensor) for store in program.stores)
+    if not context.carried:
+        tables = (_view("chunk_first", ("chunk_count",), '"int32"'), _view("chunk_rows", ("chunk_count",), '"int32"'))
+        return (*loads, *tables, *stores)
+    tables = (_view("cu_seqlens", ("sequences + 1",), '"int32"'), _view("chunk_offsets", ("sequences + 1",), '"int32"'))
+    initial, final = (_view(name, _STATE_SHAPE, '"float32"') for name in ("initial_state", "final_state"))
+    return (*loads, *tables, initial, *stores, final)
+
+
+def _tensor(tensor: Tensor) -> TensorView:
+    return _view(tensor.name, tensor_shape(tensor), dtype_text(tensor.dtype))
+
+
+def _view(name: str, shape: tuple[str, ...], dtype: str) -> TensorView:
+    comma = "," if len(shape) == 1 else ""
+    return TensorView(name, f"({', '.join(shape)}{comma})", dtype)
+
+
+def scalars(context: Context) -> tuple[tuple[str, str], ...]:
+    """Scalar parameters in order, with their types."""
+    own = tuple((name, "float32") for name in context.schedule.program.scalars)
+    if not context.carried:
+        return (*own, ("workers", "int32"))
+    names = ("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state")
+    return (*own, *((name, "int32") for name in names))
+
+
+def dynamic_dimensions(context: Context) -> tuple[str, ...]:
+    """Run-time dimensions that the parameters' shapes mention."""
+    words = {word for view in parameters(context) for word in view.shape.strip("(,)").replace(",", " ").split()}
+    return tuple(name for name in _ORDER if name in words)
+
+
+def token_stores(context: Context) -> tuple[Store, ...]:
+    """Outputs by token. Raises E-EMIT for one in a chunk-parallel kernel, which does not know where sequences end."""
+    found = tuple(store for store in context.schedule.program.stores if store.tensor.layout == "token")
+    if found and not context.carried:
+        raise QlagenError(
+            "E-EMIT",
+            f"the chunk-parallel program {context.schedule.program.name} stores {found[0].tensor.name} by token",
+            notes=["it has no table of sequences, so nobody would zero the rows past the last one"],
+            hints=["store it padded to whole chunks"],
+        )
+    return found
+
+
+def check_names(context: Context) -> None:
+    """Raises E-EMIT-NAME when a tensor or scalar has a name that the kernel's text uses itself."""
+    program = context.schedule.program
+    tensors = [o.tensor.name for o in program.operations if isinstance(o, Load)]
+    names = (*tensors, *(store.tensor.name for store in program.stores), *program.scalars)
+    for name in names:
+        if name in RESERVED or (name.isupper() and len(name) > 1):
+            raise QlagenError(
+                "E-EMIT-NAME",
+                f"{name!r} cannot name a tensor or scalar of a kernel: the kernel's text uses it",
+                hints=[f"call the input {name}_in, for example"],
+            )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise QlagenError("E-EMIT-NAME", f"program {program.name} has two parameters called {twice!r}")

@@ -1,0 +1,412 @@
+"""What the kernel templates see: frozen records of finished text. The templates choose nothing.
+
+A view of one line of a role's program names the macro that spells it (`macro`). Text fields are TileLang expressions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Comment:
+    """Where an operation comes from: a stage of the spec (may be empty), and what it does (may be empty)."""
+
+    stage: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One operation in a role's program."""
+
+    macro: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Assign(Line):
+    """Coordinates of the chunk at hand, as integers in registers."""
+
+    macro = "assign"
+    values: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Gemm(Line):
+    macro = "gemm"
+    left: str
+    right: str
+    out: str
+    transpose_left: bool
+    transpose_right: bool
+    clear: bool
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class GateVector:
+    """A log gate's entries along one index of a map, in registers before the exponentials."""
+
+    name: str
+    index: str
+    extent: str
+    source: str
+
+
+@dataclass(frozen=True)
+class MapLoop:
+    out: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Map(Line):
+    """Elementwise loops over a [rows, columns] tile; `last` are numbers read once before them."""
+
+    macro = "map"
+    rows: str
+    columns: str
+    gates: tuple[GateVector, ...]
+    last: tuple[tuple[str, str], ...]
+    loops: tuple[MapLoop, ...]
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Copy(Line):
+    """A tile between shared memory and registers, or a change of register type."""
+
+    macro = "copy"
+    source: str
+    out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Turn(Line):
+    """A register tile indexed the other way round."""
+
+    macro = "turn"
+    rows: str
+    columns: str
+    source: str
+    out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Put(Line):
+    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way)."""
+
+    macro = "put"
+    rows: str
+    columns: str
+    source: str
+    via: str | None
+    turned: bool
+    out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class PutElements(Line):
+    """A register tile to padded shared memory, element by element."""
+
+    macro = "put_elements"
+    rows: str
+    columns: str
+    source: str
+    out: str
+    stage: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Vector(Line):
+    macro = "vector"
+    out: str
+    stage: str
+    length: str
+    last: tuple[tuple[str, str], ...]
+    value: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Scan(Line):
+    """Inclusive cumulative sum of a [C] vector by the first warp of a role."""
+
+    macro = "scan"
+    first: str
+    source: str
+    source_stage: str
+    out: str
+    out_stage: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Inverse(Line):
+    """(I + L)^-1 of a strictly lower [C, C] matrix in fp32 shared memory, rounded once into an output slot."""
+
+    macro = "inverse"
+    thread: str
+    warp: str
+    matrix: str
+    matrix_stage: str
+    out: str
+    out_stage: str
+    barrier: str
+    threads: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class TileView:
+    """A tile on its way to shared memory; `address` and `extent` for code that goes through a pointer, `parts` of
+    64 columns each."""
+
+    name: str
+    source: str
+    slot: str
+    address: str
+    extent: str
+    parts: str
+    barrier: str
+
+
+@dataclass(frozen=True)
+class LoadTiles(Line):
+    """TMA of tiles. `padded` tensors have whole chunks only. Rows of `cut` ones past the sequence's end are zeroed:
+    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses."""
+
+    macro = "load_tiles"
+    padded: tuple[TileView, ...]
+    cut: tuple[TileView, ...]
+    landed: str
+    phase: str
+    counter: str | None
+
+
+@dataclass(frozen=True)
+class FetchVector(Line):
+    """Global to registers, one warp: a [C] vector's entries, issued before the slot is free."""
+
+    macro = "fetch_vector"
+    out: str
+    source: str
+    masked: bool
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class LoadVector(Line):
+    """Registers to the slot, one warp."""
+
+    macro = "load_vector"
+    source: str
+    ring: str
+    stage: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class StoreTile(Line):
+    """TMA of a whole tile to global memory, waiting until the slot has been read."""
+
+    macro = "store_tile"
+    slot: str
+    out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class StoreRows(Line):
+    """The valid rows of a chunk that the sequence's end cuts, by plain stores."""
+
+    macro = "store_rows"
+    out: str
+    address: str
+    extent: str
+    stride: str
+    parts: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class StoreVector(Line):
+    macro = "store_vector"
+    ring: str
+    stage: str
+    out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class LoadState(Line):
+    """The carried value from global memory or zero, and its 16-bit form."""
+
+    macro = "load_state"
+    out: str
+    rows: str
+    columns: str
+    offset: str
+    operand: str | None
+
+
+@dataclass(frozen=True)
+class StoreState(Line):
+    macro = "store_state"
+    source: str
+    rows: str
+    columns: str
+    offset: str
+
+
+@dataclass(frozen=True)
+class Wait(Line):
+    macro = "wait"
+    barrier: str
+    stages: str
+    free: bool
+
+
+@dataclass(frozen=True)
+class Arrive(Line):
+    macro = "arrive"
+    barrier: str
+    stages: str
+
+
+@dataclass(frozen=True)
+class WaitGroups(Line):
+    macro = "wait_groups"
+    groups: int
+
+
+@dataclass(frozen=True)
+class Fence(Line):
+    macro = "fence"
+
+
+@dataclass(frozen=True)
+class Sync(Line):
+    macro = "sync"
+    barrier: str
+    threads: str
+
+
+@dataclass(frozen=True)
+class LoopView:
+    """`for i in first..last`."""
+
+    first: str
+    last: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """One branch of the kernel: threads below `end` that no earlier branch took."""
+
+    name: str
+    end: str
+    registers: str | None
+    increase: bool
+    before: tuple[Line, ...]
+    loops: tuple[LoopView, ...]
+    after: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class TensorView:
+    name: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SharedView:
+    name: str
+    shape: str
+    dtype: str
+    static: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class BarrierView:
+    name: str
+    stages: str
+    count: str
+    note: str
+
+
+@dataclass(frozen=True)
+class RegisterView:
+    """A register tile (`fragment`) or a thread's own array."""
+
+    name: str
+    allocate: str
+    shape: str
+    dtype: str
+    note: str
+
+
+@dataclass(frozen=True)
+class PaddedTensor:
+    """An output by token: its first element past the last sequence, elements per token, 64-column parts."""
+
+    name: str
+    first: str
+    stride: str
+    parts: str
+
+
+@dataclass(frozen=True)
+class RoleRow:
+    """A line of the docstring's table of roles."""
+
+    name: str
+    threads: str
+    registers: str
+
+
+@dataclass(frozen=True)
+class Banner:
+    """Everything a reader needs to know where the file comes from; no time, host, path or user."""
+
+    version: str
+    spec_digest: str
+    template_digest: str
+    target: str
+    options: str
+
+
+@dataclass(frozen=True)
+class KernelView:
+    name: str
+    summary: str
+    banner: Banner
+    role_rows: tuple[RoleRow, ...]
+    constants: tuple[tuple[str, str], ...]
+    exports: tuple[tuple[str, str], ...]
+    turned: bool
+    helpers: tuple[str, ...]
+    parameters: tuple[TensorView, ...]
+    scalars: tuple[tuple[str, str], ...]
+    dynamic: tuple[str, ...]
+    grid: str
+    shared: tuple[SharedView, ...]
+    barriers: tuple[BarrierView, ...]
+    registers: tuple[RegisterView, ...]
+    integers: tuple[str, ...]
+    prologue: tuple[tuple[str, str], ...]
+    layouts: tuple[tuple[str, str], ...]
+    padding: tuple[PaddedTensor, ...]
+    compute: tuple[RoleView, ...]
+    movers: tuple[RoleView, ...]
+    mover_registers: str | None
+    mover_increase: bool
+    ctas_per_sm: str | None

@@ -1,0 +1,156 @@
+"""Running an operator's generated kernels in the CPU emulator: buffers, tables and launches in order.
+
+Kernel files are Python modules with the names that `qlagen.emit` exports. Tensors are torch CPU tensors, which this
+module creates and so needs torch; TileLang is needed to lower the kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from qlagen.errors import QlagenError
+from qlagen.verify.emulator import EmulatedKernel, Mode, build_emulated, lower_kernel
+
+WORKERS = 3
+"""CTAs of a persistent grid in the emulator: few, so that each walks several items."""
+EAGER = Mode()
+
+
+def load_kernel(path: Path) -> ModuleType:
+    """The module of a kernel file. Raises QlagenError E-KERNEL when there is none or TileLang is missing."""
+    name = f"qlagen_kernel_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise QlagenError("E-KERNEL", f"there is no kernel file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # TileLang asks for the source of the function it compiles
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        hint = "install the `tilelang` package"
+        raise QlagenError("E-KERNEL", f"{path.name} cannot be imported: {error}", hints=(hint,)) from error
+    return module
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where each sequence begins and ends, and its chunks, as the kernels' tables say it."""
+
+    offsets: tuple[int, ...]
+    chunk: int
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets) - 1
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """(first token, valid rows) of every chunk, sequence by sequence."""
+        found = []
+        for first, end in zip(self.offsets, self.offsets[1:], strict=False):
+            found += [(start, min(self.chunk, end - start)) for start in range(first, end, self.chunk)]
+        return found
+
+    def slots(self, tokens: int) -> int:
+        """Chunk slots that a caller who knows only the number of tokens must provide."""
+        return tokens // self.chunk + self.count
+
+    def tables(self, tokens: int) -> dict[str, list[int]]:
+        """cu_seqlens, chunk_offsets, chunk_first and chunk_rows; unused slots have no rows."""
+        chunks = self.chunks()
+        unused = self.slots(tokens) - len(chunks)
+        lengths = [b - a for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
+        chunk_offsets = [0]
+        for length in lengths:
+            chunk_offsets.append(chunk_offsets[-1] - -length // self.chunk)
+        return {
+            "cu_seqlens": list(self.offsets),
+            "chunk_offsets": chunk_offsets,
+            "chunk_first": [first for first, _ in chunks] + [0] * unused,
+            "chunk_rows": [rows for _, rows in chunks] + [0] * unused,
+        }
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator. `tensors`: [tokens, heads, ...] by name; `numbers`: fp32 arguments by name.
+
+    `initial_state` fp32 [sequences, value_heads, K, V], or with V before K when `value_first`; None: zero.
+    """
+
+    tensors: Mapping[str, Any]
+    numbers: Mapping[str, float]
+    offsets: Sequence[int]
+    value_heads: int
+    state_shape: tuple[int, int]
+    initial_state: Any = None
+    value_first: bool = False
+
+
+class EmulatedOperator:
+    """An operator's kernels in launch order, built for the emulator in one data type."""
+
+    def __init__(self, kernels: Sequence[ModuleType], data_type: str, out_dir: Path | None = None) -> None:
+        self.modules = tuple(kernels)
+        self.data_type = data_type
+        self.kernels = tuple(_build(module, data_type, out_dir) for module in kernels)
+
+    def __call__(self, call: Call, mode: Mode = EAGER, workers: int = WORKERS) -> dict[str, Any]:
+        """Launches the kernels one after another; every buffer that they fill starts as NaN.
+
+        Returns all buffers by name, the final state as [sequences, value_heads, *state_shape] (transposed when
+        `value_first`). Raises what `EmulatedKernel` raises.
+        """
+        torch = importlib.import_module("torch")
+        sequences = Sequences(tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK)
+        tokens = next(iter(call.tensors.values())).shape[0]
+        pool: dict[str, Any] = dict(call.tensors)
+        for name, values in sequences.tables(tokens).items():
+            pool[name] = torch.tensor(values, dtype=torch.int32)
+        state = (sequences.count, call.value_heads, call.state_shape[0] * call.state_shape[1])
+        for name in ("initial_state", "final_state"):
+            pool[name] = torch.full(state, float("nan"), dtype=torch.float32)
+        if call.initial_state is not None:
+            pool["initial_state"].copy_(call.initial_state.reshape(state))
+        sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
+        sizes["chunk_count"] = sequences.slots(tokens)
+        for module, kernel in zip(self.modules, self.kernels, strict=True):
+            _allocate(torch, kernel, pool, sizes)
+            arguments = {name: pool[name] for name in module.TENSORS}
+            numbers = {**call.numbers, **_integers(call, workers)}
+            arguments |= {name: numbers[name] for name, _ in module.SCALARS}
+            kernel(mode=mode, **arguments)
+        shape = call.state_shape[::-1] if call.value_first else call.state_shape
+        pool["final_state"] = pool["final_state"].reshape(*state[:2], *shape)
+        return pool
+
+
+def _build(module: ModuleType, data_type: str, out_dir: Path | None) -> EmulatedKernel:
+    lowered = lower_kernel(module.build(data_type), module.PASS_CONFIGS)
+    return build_emulated(lowered, f"{module.NAME}_{data_type}", out_dir)
+
+
+def _integers(call: Call, workers: int) -> dict[str, int]:
+    key, value = call.state_shape
+    strides = (1, key) if call.value_first else (value, 1)
+    return {
+        "state_key_stride": strides[0],
+        "state_value_stride": strides[1],
+        "has_initial_state": int(call.initial_state is not None),
+        "has_final_state": 1,
+        "workers": workers,
+    }
+
+
+def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: Mapping[str, int]) -> None:
+    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN."""
+    for parameter in kernel.lowered.parameters:
+        if parameter.shape is not None and parameter.name not in pool:
+            shape = [size if isinstance(size, int) else sizes[size] for size in parameter.shape]
+            pool[parameter.name] = torch.full(shape, float("nan"), dtype=getattr(torch, parameter.dtype))
