@@ -257,7 +257,7 @@ GPU: tuple[Case, ...] = (
             Case("ragged fp16", RAGGED, packed=True, dtype="float16"),
         )
     ),
-    Case("many short", (16,) * 512, packed=True, key_heads=1, value_heads=4),
+    Case("many short", (16,) * 160, packed=True, key_heads=1, value_heads=2),
 )
 """For kernels on a GPU: the small cases too, and head counts and lengths of real models."""
 

@@ -29,6 +29,9 @@ Array = npt.NDArray[np.float64]
 FORGOTTEN = -110.0
 """Stands for a log gate below it, minus infinity too: exp(-104) already rounds to zero in fp32."""
 
+_TILES = 16
+"""Chunks of different sequences and heads evaluated together: few enough for a core's cache."""
+
 
 class Rounding:
     """What is rounded where; `storage` None rounds nothing, which shows the form itself."""
@@ -60,73 +63,86 @@ class Rounding:
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """A chunk of several sequences: names of `[stages]` to values, and the sequences it belongs to."""
+class _Call:
+    """One call: arguments as [B * T, their heads, columns] or [1, 1], and the sequences' offsets in the token axis."""
 
-    values: dict[str, Array]
-    sequences: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    """[sequences, C]: rows of the flattened token axis; minus one past a sequence's end."""
+    spec: OpSpec
+    flat: dict[str, Array]
+    offsets: npt.NDArray[np.int64]
+    key_heads: int
+    value_heads: int
 
 
 def emulate(spec: OpSpec, form: Form, inputs: Inputs, rounding: Rounding) -> tuple[Array, Array]:
     """o [B, T, Hv, V], zero in rows of no sequence, and final_state [N, Hv, K, V], as kernels compute them."""
     sizes = dict(spec.dims)
-    flat, batch, tokens, heads = _flatten(spec, inputs)
-    offsets = np.arange(batch + 1) * tokens if inputs.cu_seqlens is None else inputs.cu_seqlens
-    lengths = np.diff(offsets)
-    state = np.zeros((len(lengths), heads, sizes["K"], sizes["V"]))
+    batch, tokens = next(inputs.arrays[item.name].shape[:2] for item in spec.inputs if item.heads != "none")
+    call = _flatten(spec, inputs, batch, tokens)
+    count = len(call.offsets) - 1
+    state = np.zeros((count, call.value_heads, sizes["K"], sizes["V"]))
     if inputs.initial_state is not None:
         state[:] = inputs.initial_state
-    output = np.zeros((batch * tokens, heads, sizes["V"]))
-    exact = frozenset(item.chunk_symbol for item in spec.inputs if item.dtype == "data")
-    length = spec.chunk[0]
+    output = np.zeros((batch * tokens, call.value_heads, sizes["V"]))
+    block = max(1, _TILES // max(1, count))
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
-        for index in range(int(-(-lengths.max(initial=0) // length))):
-            chunk = _cut(spec, flat, offsets, index, rounding)
-            chunk.values[spec.state] = state[chunk.sequences]
-            got, carried = evaluate((form.output, form.state), chunk.values, rounding, exact)
-            valid = chunk.rows >= 0
-            output[chunk.rows[valid]] = rounding.result(np.swapaxes(got, 1, 2))[valid]
-            state[chunk.sequences] = rounding.single(carried)
-    return output.reshape(batch, tokens, heads, sizes["V"]), state
+        for first in range(0, call.value_heads, block):
+            heads = np.arange(first, min(first + block, call.value_heads))
+            _emulate_heads(call, form, heads, rounding, state, output)
+    return output.reshape(batch, tokens, call.value_heads, sizes["V"]), state
 
 
-def _flatten(spec: OpSpec, inputs: Inputs) -> tuple[dict[str, Array], int, int, int]:
-    """Arguments as [B * T, Hv, columns], key heads repeated for their value heads; numbers as [1, 1]."""
-    heads = {item.heads: inputs.arrays[item.name].shape[2] for item in spec.inputs if item.heads != "none"}
-    value_heads = heads.get("value", heads.get("key", 0))
-    batch, tokens = next(inputs.arrays[item.name].shape[:2] for item in spec.inputs if item.heads != "none")
+def _emulate_heads(
+    call: _Call, form: Form, heads: npt.NDArray[np.int64], rounding: Rounding, state: Array, output: Array
+) -> None:
+    """Walk the chunks of all sequences in step for some value heads; `state` and `output` are written in place."""
+    exact = frozenset(item.chunk_symbol for item in call.spec.inputs if item.dtype == "data")
+    length, lengths = call.spec.chunk[0], np.diff(call.offsets)
+    for index in range(int(-(-lengths.max(initial=0) // length))):
+        sequences = np.flatnonzero(lengths > index * length)
+        within = index * length + np.arange(length)
+        rows = np.where(within < lengths[sequences, None], call.offsets[sequences, None] + within, -1)
+        values = _cut(call, rows, heads, rounding)
+        values[call.spec.state] = state[np.ix_(sequences, heads)]
+        got, carried = evaluate((form.output, form.state), values, rounding, exact)
+        valid = rows >= 0
+        output[np.ix_(rows[valid], heads)] = rounding.result(np.swapaxes(got, 1, 2))[valid]
+        state[np.ix_(sequences, heads)] = rounding.single(carried)
+
+
+def _flatten(spec: OpSpec, inputs: Inputs, batch: int, tokens: int) -> _Call:
     flat: dict[str, Array] = {}
+    heads: dict[str, int] = {}
     for item in spec.inputs:
         value = inputs.arrays[item.name]
         if item.heads == "none":
             flat[item.name] = value.reshape(1, 1)
             continue
-        columns = value.shape[3] if item.dims else 1
-        value = value.reshape(batch * tokens, value.shape[2], columns)
-        flat[item.name] = np.repeat(value, value_heads // value.shape[1], axis=1)
-    return flat, batch, tokens, value_heads
+        heads[item.heads] = value.shape[2]
+        flat[item.name] = value.reshape(batch * tokens, value.shape[2], value.shape[3] if item.dims else 1)
+    offsets = np.arange(batch + 1) * tokens if inputs.cu_seqlens is None else inputs.cu_seqlens
+    value_heads = heads.get("value", heads.get("key", 0))
+    return _Call(spec, flat, offsets, heads.get("key", value_heads), value_heads)
 
 
 def _cut(
-    spec: OpSpec, flat: dict[str, Array], offsets: npt.NDArray[np.int64], index: int, rounding: Rounding
-) -> _Chunk:
-    """Chunk `index` of every sequence that has one. Rows past a sequence's end are zero, so their gate is 0 as well."""
-    length, lengths = spec.chunk[0], np.diff(offsets)
-    sequences = np.flatnonzero(lengths > index * length)
-    within = index * length + np.arange(length)
-    rows = np.where(within < lengths[sequences, None], offsets[sequences, None] + within, -1)
+    call: _Call, rows: npt.NDArray[np.int64], heads: npt.NDArray[np.int64], rounding: Rounding
+) -> dict[str, Array]:
+    """Inputs of one chunk by their names in ``[stages]``, [sequences, heads, C, columns].
+
+    `rows` [sequences, C] is minus one past a sequence's end: such rows are zero, and so is their gate.
+    """
+    of_kind = {"value": heads, "key": heads // (call.value_heads // call.key_heads)}
     values: dict[str, Array] = {}
-    for item in spec.inputs:
+    for item in call.spec.inputs:
         if item.heads == "none":
-            values[item.chunk_symbol] = flat[item.name]
+            values[item.chunk_symbol] = call.flat[item.name]
             continue
-        value = np.where(rows[..., None, None] >= 0, flat[item.name][rows], 0.0)
+        value = call.flat[item.name][rows[..., None], of_kind[item.heads]]
+        value = np.where(rows[..., None, None] >= 0, value, 0.0)
         if item.role == "log_gate":
             value = rounding.single(np.cumsum(np.maximum(value, FORGOTTEN), axis=1))
         values[item.chunk_symbol] = np.swapaxes(value, 1, 2)
-    return _Chunk(values, sequences, rows)
+    return values
 
 
 def evaluate(

@@ -104,15 +104,10 @@ def forget_the_tail_mask(patch: pytest.MonkeyPatch) -> None:
     """Rows past a sequence's end take part in the chunk."""
     cut = emulation._cut
 
-    def unmasked(spec, flat, offsets, index, rounding):
-        chunk = cut(spec, flat, offsets, index, rounding)
-        for item in spec.inputs:
-            if item.heads == "value" and item.dims:
-                past = np.swapaxes((chunk.rows < 0)[:, :, None, None], 1, 2)
-                chunk.values[item.chunk_symbol] = np.where(past, 1.0, chunk.values[item.chunk_symbol])
-        chunk.values["beta"] = np.ones_like(chunk.values["beta"])
-        chunk.values["K"] = np.where(chunk.values["K"] == 0, 0.1, chunk.values["K"])
-        return chunk
+    def unmasked(call, rows, heads, rounding):
+        values = cut(call, rows, heads, rounding)
+        past = (rows < 0)[:, None, :, None]
+        return values | {name: np.where(past, 0.5, values[name]) for name in ("K", "V", "beta")}
 
     patch.setattr(emulation, "_cut", unmasked)
 
