@@ -19,7 +19,7 @@ from qlagen.schedule.plain_role import lower_plain
 from qlagen.schedule.rings import build_rings
 from qlagen.schedule.state_role import STATE, lower_state, state_operations
 from qlagen.schedule.steps import RoleSteps
-from qlagen.schedule.synchronise import Skeleton, Synchronised, synchronise
+from qlagen.schedule.synchronise import Skeleton, Synchronised, prune, synchronise
 from qlagen.schedule.target import Target
 
 AUXILIARY = "auxiliary"
@@ -50,7 +50,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
     movers, rings = assign_movers(rings, lines, options.mover_warps)
     best = {name: candidates[0] for name, candidates in orders.items()}
     skeleton = Skeleton(_roles(lowered, best, movers, options, target), lines, {m.name: m for m in movers}, rings)
-    synchronised = synchronise(skeleton)
+    synchronised = prune(synchronise(skeleton), rings)
     ranked = orders[lowered.roles[0].name]
     overhead = _overhead(lowered.roles[0].name, target)
     schedule = Schedule(

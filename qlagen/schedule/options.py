@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from qlagen.errors import QlagenError, Span
+from qlagen.errors import QlagenError, Span, did_you_mean
 from qlagen.program.ir import Program
 from qlagen.schedule.model import Options
 from qlagen.schedule.target import load_target, target_names
@@ -62,15 +62,31 @@ def load_options(path: str | Path) -> ScheduleFile:
 
 
 def parse_options(text: str, file: str) -> ScheduleFile:
-    """Parse a schedule file's text; `file` is the name that messages show. Raises E-TOML, E-KEY, E-MISSING, E-TYPE,
-    E-VALUE and E-DUPLICATE with the place in the file."""
+    """Parse a schedule file's text; `file` is the name that messages show. Raises E-TOML, E-TABLE, E-KEY, E-MISSING,
+    E-TYPE, E-VALUE and E-DUPLICATE with the place in the file."""
     document = read_document(text, file)
     top = Table(document, (), document.data)
-    top.check_keys(("target", CARRIED, CHUNK_PARALLEL))
+    _check_top(top)
     target = top.choice("target", target_names())
     carried = _variants(top, CARRIED, lambda table: _read_carried(table, target))
     parallel = _variants(top, CHUNK_PARALLEL, lambda table: _read_parallel(table, target))
     return ScheduleFile(file, target, carried, parallel)
+
+
+def _check_top(top: Table) -> None:
+    """The target and both kinds of variants, and nothing else."""
+    allowed = ("target", CARRIED, CHUNK_PARALLEL)
+    for key in top.values:
+        if key not in allowed:
+            notes = [f"a schedule file has {', '.join(allowed)}"]
+            hints = did_you_mean(key, allowed)
+            raise QlagenError(
+                "E-TABLE", f"unknown table or key {key!r}", span=top.key_span(key), notes=notes, hints=hints
+            )
+    for key in allowed:
+        if key not in top.values:
+            notes = [f"a schedule file has {', '.join(allowed)}"]
+            raise QlagenError("E-MISSING", f"{key!r} is missing", span=top.key_span(key), notes=notes)
 
 
 def _variants(top: Table, key: str, read: Callable[[Table], Options]) -> tuple[Options, ...]:

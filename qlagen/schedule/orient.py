@@ -106,25 +106,21 @@ def _cost(analysis: Analysis, gemms: Iterable[Gemm], classes: _Classes, transpos
 def _check(
     analysis: Analysis, state: Iterable[Operation], gemms: Iterable[Gemm], transposed: Mapping[str, bool]
 ) -> None:
-    if len(set(transposed.values())) > 1:
-        ways = ", ".join(f"{name}{'^T' if way else ''}" for name, way in transposed.items())
-        raise _refuse(analysis, f"values would be held both ways round: {ways}")
-    for gemm in gemms:
-        product = oriented(gemm, transposed[gemm.name])
-        if product.right in analysis.dependent:
-            raise _refuse(
-                analysis,
-                f"{gemm.name}: {product.right} depends on the carried value and would have to be a right operand",
-                "a right operand lies in shared memory: give the product another form, with it as the left operand",
-            )
     for operation in state:
         dims = analysis.dims[operation.name]
         if len(dims) != 2 or dims[1 if transposed[operation.name] else 0] != "V":
-            raise _refuse(
-                analysis,
-                f"{operation.name} {show_dims(dims)} has no rows of V to tile over warpgroups and CTAs",
-                "products that contract over V, and sums over rows or columns, cannot depend on the carried value",
-            )
+            what = f"{operation.name} {show_dims(dims)} has no rows of V to tile over warpgroups and CTAs"
+            hint = "products that contract over V, and what follows from them, cannot depend on the carried value"
+            raise _refuse(analysis, what, hint)
+    for gemm in gemms:
+        product = oriented(gemm, transposed[gemm.name])
+        if product.right in analysis.dependent:
+            what = f"{gemm.name}: {product.right} depends on the carried value and would have to be a right operand"
+            hint = "a right operand lies in shared memory: give the product another form, with it as the left operand"
+            raise _refuse(analysis, what, hint)
+    if len(set(transposed.values())) > 1:
+        ways = ", ".join(f"{name}{'^T' if way else ''}" for name, way in transposed.items())
+        raise _refuse(analysis, f"values would be held both ways round: {ways}")
 
 
 def _refuse(analysis: Analysis, what: str, hint: str = "") -> QlagenError:

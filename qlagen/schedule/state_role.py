@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qlagen.program.dims import refs
-from qlagen.program.ir import Elementwise, Gate, Gemm, Operation, Store
+from qlagen.program.ir import Elementwise, Gemm, Operation, Store
 from qlagen.schedule.analysis import Analysis, gemm_text, misplaced, rename
 from qlagen.schedule.model import DataType, Step
 from qlagen.schedule.orient import OrientedGemm, oriented
@@ -58,14 +58,6 @@ class _StateRole(StepBuilder):
                 self._gemm(operation)
             elif isinstance(operation, Elementwise):
                 self._map(operation)
-            else:
-                kind = type(operation).__name__.lower()
-                raise misplaced(
-                    self.analysis,
-                    operation.name,
-                    f"is a {kind} of something that depends on {self.carry.name}",
-                    "the state role makes products and elementwise values only",
-                )
         self._next_left_form()
         for store in self.analysis.program.stores:
             if store.value in self.values:
@@ -122,14 +114,6 @@ class _StateRole(StepBuilder):
     def _map(self, operation: Elementwise) -> None:
         shape = self.analysis.shape(operation.name, self.transposed)
         matrices = [ref.name for ref in refs(operation.expr) if ref.along is None]
-        for name in matrices:
-            if isinstance(self.analysis.operations.get(name), Gate):
-                raise misplaced(
-                    self.analysis,
-                    operation.name,
-                    f"multiplies what depends on {self.carry.name} by the [C, C] gate {name}",
-                    "gates of that shape are applied in the auxiliary role",
-                )
         names = {name: name if name in self.values else self.fetch(name) for name in dict.fromkeys(matrices)}
         rings, gates, lookups = self.operand_rings(operation.expr)
         dtype, group = self._result(operation, tuple(names.values()))

@@ -47,7 +47,7 @@ class Synchronised:
 
 
 def synchronise(skeleton: Skeleton) -> Synchronised:
-    """Bodies and barriers: derived ring by ring, merged, pruned. Raises the codes of the protocol check."""
+    """Bodies and barriers: derived ring by ring, then merged. Raises the codes of the protocol check."""
     assignment = _naive(skeleton)
     result = _spell(skeleton, assignment)
     check_protocol(result.roles, skeleton.rings, result.barriers)
@@ -56,7 +56,7 @@ def synchronise(skeleton: Skeleton) -> Synchronised:
         candidate = _spell(skeleton, trial)
         if _holds(candidate, skeleton.rings):
             assignment, result = trial, candidate
-    return _prune(result, skeleton.rings)
+    return result
 
 
 def _holds(candidate: Synchronised, rings: tuple[Ring, ...]) -> bool:
@@ -247,7 +247,7 @@ def _barrier(name: str, rings: Sequence[Ring], roles: Sequence[Role], releases: 
 # ---- pruning
 
 
-def _prune(whole: Synchronised, rings: tuple[Ring, ...]) -> Synchronised:
+def prune(whole: Synchronised, rings: tuple[Ring, ...]) -> Synchronised:
     """Drop, one at a time, waits and releases that the others imply; each drop is kept only if the check passes."""
     for kind, producer in (("wait", True), ("arrive", True), ("wait", False)):
         for index in range(len(whole.roles)):

@@ -9,6 +9,7 @@ from qlagen.schedule.model import Barrier, Instruction, Role, Schedule
 
 WORK = ("step", "wait_groups", "load", "store")
 DROPPED = ("wait", "wait_groups", "fence", "arrive", "sync")
+DELAYED = ("wait", "wait_groups", "sync")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ def mutants(schedule: Schedule) -> Iterator[Mutant]:
                 what = instruction.barrier or str(instruction.groups)
                 place = f"{role.name} {position}: {instruction.kind} {what}"
                 yield Mutant(kind, place, _with_body(schedule, role, body))
+            if instruction.kind == "arrive":
+                yield from _silent_roles(schedule, role, position, instruction)
     for barrier in schedule.barriers:
         for change in (1, -1):
             yield Mutant(f"count {change:+}", barrier.name, _with_count(schedule, barrier, barrier.count + change))
@@ -41,6 +44,15 @@ def _changed_bodies(
     before, after = role.body[:position], role.body[position + 1 :]
     if instruction.kind in DROPPED:
         yield f"drop {instruction.kind}", (*before, *after)
+    if instruction.kind in DELAYED:
+        work = [
+            index for index in range(position + 1, len(role.body)) if role.body[index].kind in ("step", "load", "store")
+        ]
+        if work:
+            behind = work[0] - position
+            yield "late " + instruction.kind, (*before, *after[:behind], instruction, *after[behind:])
+    if instruction.kind == "fence":
+        yield "late fence", (*before, *after[:1], instruction, *after[1:])
     if instruction.kind == "wait_groups":
         yield "one more group in flight", (*before, replace(instruction, groups=instruction.groups + 1), *after)
     if instruction.kind == "wait":
@@ -50,6 +62,15 @@ def _changed_bodies(
         work = [index for index in range(position) if role.body[index].kind in WORK]
         if work:
             yield "early arrival", (*before[: work[-1]], instruction, *before[work[-1] :], *after)
+
+
+def _silent_roles(schedule: Schedule, role: Role, position: int, arrival: Instruction) -> Iterator[Mutant]:
+    """A role that no longer arrives, and a count that allows for it."""
+    barrier = next(b for b in schedule.barriers if b.name == arrival.barrier)
+    if barrier.count > role.warps:
+        fewer = _with_count(schedule, barrier, barrier.count - role.warps)
+        body = (*role.body[:position], *role.body[position + 1 :])
+        yield Mutant("silent role", f"{role.name} {position}: {barrier.name}", _with_body(fewer, role, body))
 
 
 def _with_body(schedule: Schedule, role: Role, body: tuple[Instruction, ...]) -> Schedule:

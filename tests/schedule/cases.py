@@ -1,0 +1,73 @@
+"""Schedules of the three specs' kernels, built once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from qlagen.program.ir import Program
+from qlagen.schedule.build import build_schedule
+from qlagen.schedule.model import Options, Role, Schedule
+from qlagen.schedule.options import ScheduleFile, load_options
+from qlagen.schedule.target import Target, load_target
+from tests.program.examples import DIMS, PLANS
+
+ROOT = Path(__file__).parents[2]
+KERNELS = [
+    (operator, program.name, variant)
+    for operator, plan in PLANS.items()
+    for program in plan.programs
+    for variant in (("tile",) if program.carry is None else ("v128", "v64"))
+]
+"""Operator, program and variant of every kernel."""
+
+
+@cache
+def schedule_file() -> ScheduleFile:
+    return load_options(ROOT / "specs" / "schedules" / "sm_90a.toml")
+
+
+@cache
+def target() -> Target:
+    return load_target("sm_90a")
+
+
+def program(operator: str, name: str) -> Program:
+    return next(p for p in PLANS[operator].programs if p.name == name)
+
+
+def variant(name: str) -> Options:
+    """Options by variant name, for V = 128."""
+    file = schedule_file()
+    options = next(o for o in (*file.carried, *file.chunk_parallel) if o.name == name)
+    return options if options.value_tile else replace(options, value_tile=128)
+
+
+@cache
+def kernel(operator: str, name: str, variant_name: str) -> Schedule:
+    return build(program(operator, name), variant_name)
+
+
+def build(program: Program, variant_name: str, dims: Mapping[str, int] | None = None, **changes: object) -> Schedule:
+    """A schedule of any program with a named variant, some of its options changed."""
+    options = replace(variant(variant_name), **changes)  # type: ignore[arg-type]
+    return build_schedule(program, dims or dict(DIMS), options, target())
+
+
+def role(schedule: Schedule, name: str) -> Role:
+    return next(role for role in schedule.roles if role.name == name)
+
+
+def order(schedule: Schedule, name: str) -> list[str]:
+    """A role's body in short: step names (products with a star), wait(n), ?barrier, !barrier, fence, sync, ring."""
+    return [
+        {
+            "step": f"{i.step.name}{'*' if i.step.kind == 'gemm' else ''}" if i.step else "",
+            "wait_groups": f"wait({i.groups})",
+            "wait": f"?{i.barrier}",
+            "arrive": f"!{i.barrier}",
+        }.get(i.kind, i.ring or i.kind)
+        for i in role(schedule, name).body
+    ]
