@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from qlagen.errors import QlagenError
-from qlagen.package.compile import CompiledOperator, compile_operator
+from qlagen.package.compile import compile_operator, load_schedules
 from qlagen.package.tree import library_files
 from qlagen.package.write import BuildReport, write_tree
 from qlagen.spec.model import OpSpec
+
+TARGET = "sm_90a"
 
 
 def build_library(
@@ -17,18 +19,18 @@ def build_library(
     out_dir: Path,
     check: bool = False,
     *,
-    target: str = "sm_90a",
+    target: str = TARGET,
+    schedules: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BuildReport:
     """Generates the library for `specs` in `out_dir`; with `check` only says which files are stale.
 
-    `progress` is told each operator's name before it is compiled. Raises what the stages raise, E-OUTPUT when the
-    folder cannot be written, E-EMPTY without a spec.
+    `schedules` is the folder of schedule files, by default the one beside each spec. `progress` is told what comes
+    next. Raises what the stages raise, E-OUTPUT when the folder cannot be written, E-EMPTY without a spec.
     """
-    compiled: list[CompiledOperator] = []
-    for spec in specs:
-        progress(spec.name)
-        compiled.append(compile_operator(spec, target))
+    compiled = tuple(
+        compile_operator(spec, target, load_schedules(spec, target, schedules), progress) for spec in specs
+    )
     if not compiled:
         raise QlagenError("E-EMPTY", "there is no spec to build a library from", hints=["name spec files"])
-    return write_tree(library_files(tuple(compiled)), out_dir, check=check)
+    return write_tree(library_files(compiled), out_dir, check=check)

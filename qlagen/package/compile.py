@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from qlagen.algebra.derivation import Derivation
 from qlagen.algebra.derive import derive
+from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.portable import emit_portable
-from qlagen.package.kernel_files import KernelFile
+from qlagen.package.kernel_files import KernelFile, read_kernel_file
 from qlagen.program.ir import Plan
 from qlagen.program.plan import build_plan
+from qlagen.schedule.build import build_schedule
+from qlagen.schedule.model import Schedule
+from qlagen.schedule.options import ScheduleFile, load_options
+from qlagen.schedule.target import load_target
 from qlagen.spec.model import OpSpec
+
+DIGEST_LENGTH = 16
+"""Hexadecimal digits of a hash in a banner."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +30,42 @@ class CompiledOperator:
     spec: OpSpec
     derivation: Derivation
     plan: Plan
-    kernels: tuple[tuple[KernelFile, ...], ...]
+    schedules: tuple[tuple[Schedule, ...], ...]
     """For each program of the plan, its variants; empty for a library of portable implementations only."""
+    kernels: tuple[tuple[KernelFile, ...], ...]
+    """For each schedule its kernel file."""
     portable: str
     """Text of the portable module."""
 
 
-def compile_operator(spec: OpSpec, target: str) -> CompiledOperator:
-    """Runs the stages. Raises QlagenError with the code of the stage that refuses."""
+def compile_operator(
+    spec: OpSpec, target: str, schedules: ScheduleFile, progress: Callable[[str], None] = lambda _: None
+) -> CompiledOperator:
+    """Runs the stages; `progress` is told what comes next. Raises QlagenError with the code of the refusing stage."""
+    progress(f"{spec.name}: derive")
     derivation = derive(spec)
+    progress(f"{spec.name}: plan and schedule")
     plan = build_plan(derivation)
-    return CompiledOperator(spec, derivation, plan, (), emit_portable(derivation))
+    scheduled = schedule_plan(plan, target, schedules)
+    progress(f"{spec.name}: emit")
+    kernels = tuple(tuple(_emit(schedule, spec, target) for schedule in variants) for variants in scheduled)
+    return CompiledOperator(spec, derivation, plan, scheduled, kernels, emit_portable(derivation))
+
+
+def schedule_plan(plan: Plan, target: str, schedules: ScheduleFile) -> tuple[tuple[Schedule, ...], ...]:
+    """For each program of a plan, the schedules of all variants that fit it."""
+    facts, dims = load_target(target), dict(plan.dims)
+    return tuple(
+        tuple(build_schedule(program, dims, options, facts) for options in schedules.variants(program, dims))
+        for program in plan.programs
+    )
+
+
+def load_schedules(spec: OpSpec, target: str, folder: Path | None = None) -> ScheduleFile:
+    """The schedule file of a target: ``<target>.toml`` in `folder`, by default ``schedules`` beside the spec."""
+    chosen = folder if folder is not None else Path(spec.file).parent / "schedules"
+    return load_options(chosen / f"{target}.toml")
+
+
+def _emit(schedule: Schedule, spec: OpSpec, target: str) -> KernelFile:
+    return read_kernel_file(emit_kernel(schedule, spec.digest[:DIGEST_LENGTH], target), spec.name)

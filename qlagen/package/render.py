@@ -1,12 +1,12 @@
-"""Texts of the library's templates, and a hash over all templates."""
+"""Texts of the library's templates, and hashes over templates."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from functools import cache
 from pathlib import Path
 
-from qlagen.emit.environment import environment, template_root
+from qlagen.emit.templates import environment, template_root
 
 
 def library_root() -> Path:
@@ -19,12 +19,21 @@ def render(template: str, view: object) -> str:
     return environment().get_template(f"library/{template}").render(view=view).lstrip("\n")
 
 
-@cache
+@functools.cache
 def templates_digest() -> str:
-    """SHA-256 over all templates, names included."""
+    """SHA-256 over all templates and fixed files, names included."""
+    return _digest(template_root(), "*")
+
+
+@functools.cache
+def library_digest() -> str:
+    """SHA-256 over the templates (not the fixed files) of the library, for banners."""
+    return _digest(library_root(), "*.jinja")
+
+
+def _digest(root: Path, pattern: str) -> str:
     digest = hashlib.sha256()
-    root = template_root()
-    for path in sorted(item for item in root.rglob("*") if item.is_file() and "__pycache__" not in item.parts):
+    for path in sorted(item for item in root.rglob(pattern) if item.is_file() and "__pycache__" not in item.parts):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)

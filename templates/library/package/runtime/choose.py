@@ -10,6 +10,7 @@ import torch
 from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call
 from qla_ops.runtime.records import Kernel, Operator, Program
+from qla_ops.runtime.tracing import constant_while_traced
 
 CAPABILITY = (9, 0)
 DATA_TYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -53,7 +54,7 @@ def unsuitable(call: Call) -> str | None:
     return device_obstacle(device.index or 0) or kernel_obstacle(operator.name, DATA_TYPES[call.data_type])
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def device_obstacle(index: int) -> str | None:
     """Why a device cannot run the kernels, or None."""
     if torch.version.hip is not None:
@@ -65,7 +66,7 @@ def device_obstacle(index: int) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def kernel_obstacle(operator: str, data_type: str) -> str | None:
     """Why the kernels of an operator can be neither loaded nor built, or None."""
     kernels = tuple(kernel for program in OPERATORS[operator].programs for kernel in program.variants)

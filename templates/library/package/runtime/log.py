@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 
-import torch
+from qla_ops.runtime.tracing import constant_while_traced
 
 _LOGGER = logging.getLogger("qla_ops")
 _LOCK = threading.Lock()
 _SEEN: set[tuple[str, str]] = set()
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def note_fallback(function: str, reason: str) -> bool:
     """One INFO line for a new (function, reason). Returns whether it was new.
 
