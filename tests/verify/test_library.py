@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +180,11 @@ def test_arguments_have_the_types_that_the_case_asks_for() -> None:
     assert given["scale"] is None
     assert given["v"].shape == (1, 9, 4, 16)
     assert given["v"][:, 7:].isnan().all()
+
+
+def test_torch_is_imported_only_when_an_operator_runs() -> None:
+    program = "import sys, qlagen.verify.library, qlagen.verify.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=SPECS.parent, check=False).returncode == 0
 
 
 def test_errors_are_relative_to_each_head() -> None:
