@@ -150,8 +150,8 @@ def _right_side(operation: Operation, section: Section) -> str:
         case Scan():
             return f"{_identifier(operation.source)}.cumsum(-1)"
         case Gate():
-            source = operation.source or _like(section)
-            return f"runtime.{operation.kind}({_identifier(source)}, dtype)"
+            source = _like(section) if operation.source is None else _identifier(operation.source)
+            return f"runtime.{operation.kind}({source}, dtype)"
         case Inverse():
             return f"runtime.inv_unit_lower({_identifier(operation.source)})"
         case Gemm():
@@ -164,7 +164,9 @@ def _right_side(operation: Operation, section: Section) -> str:
 
 def _like(section: Section) -> str:
     """A matrix with a row per token: it gives a mask its size."""
-    return next(name for name in section.inputs if len(section.dims[name]) == 2 and section.dims[name][0] == "C")
+    rows = [name for name in section.inputs if section.dims[name][:1] == ("C",)]
+    matrices = [name for name in rows if len(section.dims[name]) == 2]
+    return _identifier(matrices[0]) if matrices else f"{_identifier(rows[0])}[..., None]"
 
 
 def _expression(expr: ElementExpr, target: Dims, section: Section) -> str:

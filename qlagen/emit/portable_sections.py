@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlagen.program.dims import infer_dims, operands
+from qlagen.program.dims import infer_dims, needed, operands
 from qlagen.program.ir import Carry, Dims, Gate, Load, Operation, Program
 
 
@@ -50,7 +50,7 @@ def split_program(program: Program) -> list[Section]:
     made = tuple(operation.name for operation in ahead if operation.name in step.inputs)
     if not made:
         return [step]
-    return [_section("_ahead", program, _with_masks(_above(ahead, made), ahead), made, made), step]
+    return [_section("_ahead", program, _with_masks(needed(ahead, made), ahead), made, made), step]
 
 
 def _with_masks(operations: Sequence[Operation], available: Sequence[Operation]) -> list[Operation]:
@@ -64,21 +64,10 @@ def _is_mask(operation: Operation) -> bool:
     return isinstance(operation, Gate) and operation.source is None
 
 
-def _above(operations: Sequence[Operation], wanted: Iterable[str]) -> list[Operation]:
-    """Those of the operations that the wanted values need."""
-    needed = set(wanted)
-    kept: list[Operation] = []
-    for operation in reversed(operations):
-        if operation.name in needed:
-            kept.append(operation)
-            needed.update(operands(operation))
-    return kept[::-1]
-
-
 def _section(
     name: str,
     program: Program,
-    operations: list[Operation],
+    operations: Sequence[Operation],
     results: tuple[str, ...],
     stores: tuple[str, ...],
     carry: Carry | None = None,

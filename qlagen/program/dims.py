@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from qlagen.errors import QlagenError
 from qlagen.program.ir import (
@@ -43,6 +43,17 @@ def operands(operation: Operation) -> tuple[str, ...]:
             return (operation.left, operation.right, *(() if operation.add is None else (operation.add,)))
         case Elementwise():
             return tuple(ref.name for ref in refs(operation.expr))
+
+
+def needed(operations: Iterable[Operation], wanted: Iterable[str]) -> tuple[Operation, ...]:
+    """Those of the operations that the wanted values need, in their order."""
+    live = set(wanted)
+    kept: list[Operation] = []
+    for operation in reversed(tuple(operations)):
+        if operation.name in live:
+            kept.append(operation)
+            live.update(operands(operation))
+    return tuple(kept[::-1])
 
 
 def program_error(program: Program, what: str, *notes: str) -> QlagenError:

@@ -63,12 +63,17 @@ def gate_names(spec: OpSpec) -> dict[Node, str]:
     return {nodes[item.chunk_symbol]: item.name for item in _gates(spec)}
 
 
-def chunk_tensors(spec: OpSpec, hoisted: Hoisted, stages: Mapping[Node, str]) -> dict[Node, Tensor]:
-    """The tensors that hand hoisted values to the walk: a stage's name in lower case, ``<gate>_cum``."""
+def chunk_tensors(
+    spec: OpSpec, hoisted: Hoisted, stages: Mapping[Node, str], origins: Mapping[Node, str]
+) -> dict[Node, Tensor]:
+    """The tensors that hand hoisted values to the walk.
+
+    Names: a stage's in lower case, ``<stage>_inverse`` of a part of one (`origins`), ``<gate>_cum``.
+    """
     taken = {item.name for item in spec.inputs} | {"o"}
     tensors: dict[Node, Tensor] = {}
     for node in hoisted.matrices:
-        name = _unused(stages.get(node, "inverse").lower(), taken)
+        name = _unused((stages.get(node) or f"{origins[node]}_inverse").lower(), taken)
         tensors[node] = Tensor(name, ("C", "C"), "data", "value", "chunk")
     names = gate_names(spec)
     for node in names:

@@ -19,6 +19,7 @@ from qlagen.algebra.ir import (
     transpose,
 )
 from qlagen.errors import QlagenError
+from qlagen.program.dims import needed, operands
 from qlagen.program.ir import (
     Apply,
     ElementExpr,
@@ -26,14 +27,12 @@ from qlagen.program.ir import (
     Gate,
     Gemm,
     Inverse,
-    Load,
     Number,
     Operation,
     Ref,
-    Scan,
 )
 from qlagen.program.leaves import Leaves
-from qlagen.program.sums import Accumulation, Uses, accumulate
+from qlagen.program.sums import Accumulation, Uses, accumulate, protect_bases
 from qlagen.spec.model import OpSpec
 
 _GATES = ("from_start", "to_end", "total", "decay")
@@ -60,21 +59,22 @@ class Lowering:
         self.origin = ""
         self.taken = {leaf.name for leaf in leaves.values()} | {leaf.load.name for leaf in leaves.values() if leaf.load}
         self.reserved = set(stages.values())
-        self.used: set[Node] = set()
         self.gate_operations: list[Operation] = []
         self.others: list[Operation] = []
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """Loads and scans in the order of the leaves, gates, then the rest."""
-        used = [leaf for node, leaf in self.leaves.items() if node in self.used]
-        loads: list[Load] = [leaf.load for leaf in used if leaf.load]
-        scans: list[Scan] = [leaf.scan for leaf in used if leaf.scan]
-        return (*loads, *scans, *self.gate_operations, *self.others)
+        """Loads and scans in the order of the leaves, gates, then the rest; nothing that the roots do not need."""
+        loads: list[Operation] = [leaf.load for leaf in self.leaves.values() if leaf.load]
+        scans: list[Operation] = [leaf.scan for leaf in self.leaves.values() if leaf.scan]
+        kept = frozenset(name for name, _ in map(self.value, self.uses.roots))
+        others = protect_bases(self.others, kept, self.taken | self.reserved)
+        return needed((*loads, *scans, *self.gate_operations, *others), kept)
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        return tuple(leaf.name for node, leaf in self.leaves.items() if node in self.used and leaf.is_scalar)
+        read = {name for operation in self.operations for name in operands(operation)}
+        return tuple(leaf.name for leaf in self.leaves.values() if leaf.is_scalar and leaf.name in read)
 
     # Values
 
@@ -92,13 +92,12 @@ class Lowering:
         """
         for candidate, turned in ((node, False), (transpose(node), True)):
             if candidate in self.leaves:
-                self.used.add(candidate)
                 return self.leaves[candidate].name, turned
             if candidate in self.names:
                 return self.names[candidate], turned
         turned = self.must_turn(node)
         target = transpose(node) if turned else node
-        with self.stage_of(target):
+        with self.within(self.stages.get(target, self.origin)):
             self.names[target] = self.make(target, role)
         return self.names[target], turned
 
@@ -139,6 +138,8 @@ class Lowering:
         return self.emit(Inverse(name, source[0], self.origin))
 
     def make_gemm(self, node: Node, name: str | None, add: str | None = None) -> str:
+        if any(kind(argument) != "matrix" for argument in node.args):
+            raise self.unsupported("a matrix product with a vector")
         left, turn_left = self.operand(node.args[0], "left")
         right, turn_right = self.operand(node.args[1], "right")
         joined = f"{left}_{right}"
@@ -153,8 +154,6 @@ class Lowering:
             so_far, turned = self.value(accumulation.base, "base")
             if turned:
                 raise self.unsupported("a product is added to the transpose of a value")
-            if accumulation.copy_base:
-                so_far = self.emit(Elementwise(self.fresh(f"{self.origin}_base"), Ref(so_far), self.origin))
         for product in accumulation.products[:-1]:
             so_far = self.make_gemm(product, self.fresh(f"{self.origin}_sum") if so_far else None, so_far)
         return self.make_gemm(accumulation.products[-1], name, so_far)
@@ -187,7 +186,9 @@ class Lowering:
     def ref(self, node: Node, target: Node) -> Ref:
         name, turned = self.value(node)
         if kind(node) == kind(target):
-            if turned and kind(node) == "matrix":
+            if turned and node.op == "matmul":
+                name = self.names[node] = self.make_gemm(node, None)
+            elif turned and kind(node) == "matrix":
                 raise self.unsupported(f"{name} meets the transpose of another matrix entry by entry")
             return Ref(name)
         if kind(node) == "scalar":
@@ -257,9 +258,9 @@ class Lowering:
     # Names and errors
 
     @contextmanager
-    def stage_of(self, node: Node) -> Iterator[None]:
-        """Operations made inside belong to the node's stage, if it is one."""
-        outer, self.origin = self.origin, self.stages.get(node, self.origin)
+    def within(self, stage: str) -> Iterator[None]:
+        """Operations made inside belong to the stage."""
+        outer, self.origin = self.origin, stage
         yield
         self.origin = outer
 

@@ -27,7 +27,8 @@ def place_scales(form: Form, state: str) -> Form:
     for name, node in form.stages:
         placed = placing.place(node)
         placed = placed if placed in present else placing.scaled.get(placed, placed)
-        if placed in present:
+        # A vector may occur again once scales are combined, although no expression has it on its own.
+        if placed in present or kind(placed) != "matrix":
             stages.append((name, placed))
     return Form(output, next_state, tuple(stages))
 
@@ -64,7 +65,12 @@ class _Placing:
         return linear((c, m or self.local(multiply(number, t))) for (c, t), m in zip(terms, moved, strict=True))
 
     def into_operand(self, number: Node, product: Node) -> Node | None:
-        """The product with the number in the operand that an elementwise step makes anyway, if there is one."""
+        """The product with the number in the operand that an elementwise step makes anyway, if there is one.
+
+        Not a product that something else reads too: it would be made twice.
+        """
+        if self.uses.get(product, 1) > 1:
+            return None
         left, right = product.args
         free = [x for x in (left, right) if self.can_take(x) and self.state not in depends_on(x)]
         bound = [x for x in (left, right) if self.can_take(x) and self.uses.get(x, 1) == 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qlagen.algebra.derivation import Derivation, Form
-from qlagen.algebra.ir import Node, transpose
+from qlagen.algebra.ir import Node, topological, transpose
 from qlagen.program.check import check_plan
 from qlagen.program.hoist import hoist
 from qlagen.program.ir import Carry, Plan, Program, Store, Tensor
@@ -28,37 +28,49 @@ def build_plan(derivation: Derivation) -> Plan:
     gates = frozenset(item.chunk_symbol for item in spec.inputs if item.role == "log_gate")
     hoisted = hoist(form, spec.state, gates)
     stages = {node: name for name, node in form.stages}
-    tensors = chunk_tensors(spec, hoisted, stages)
-    programs = [_prepare(spec, form, tensors)] if tensors else []
-    programs.append(_forward(spec, form, tensors))
+    origins = _first_stages(form)
+    tensors = chunk_tensors(spec, hoisted, stages, origins)
+    programs = [_prepare(spec, form, tensors, origins)] if tensors else []
+    programs.append(_forward(spec, form, tensors, origins))
     plan = Plan(spec.name, (("C", derivation.proof.chunk), *spec.dims), tuple(programs))
     check_plan(plan)
     return plan
 
 
-def _prepare(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor]) -> Program:
-    roots = tuple(tensors)
-    lowering = _lower(spec, form, prepare_leaves(spec), roots)
+def _first_stages(form: Form) -> dict[Node, str]:
+    """Every expression, and its transpose, with the first stage in which it occurs."""
+    found: dict[Node, str] = {}
+    for name, stage in form.stages:
+        for node in topological((stage,)):
+            found.setdefault(node, name)
+            found.setdefault(transpose(node), name)
+    return found
+
+
+def _prepare(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], origins: Mapping[Node, str]) -> Program:
+    lowering = _lower(spec, form, prepare_leaves(spec), tuple(tensors), origins)
     stores = tuple(Store(tensor, lowering.root(node)) for node, tensor in tensors.items())
     return Program("prepare", spec.name, None, lowering.operations, stores, lowering.scalars)
 
 
-def _forward(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor]) -> Program:
-    origins = {node: name for name, node in form.stages}
-    roots = (form.output, form.state)
-    lowering = _lower(spec, form, carried_leaves(spec, tensors, origins), roots)
+def _forward(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], origins: Mapping[Node, str]) -> Program:
+    of_matrices = {node: name for node, name in origins.items() if node.shape == ("C", "C")}
+    leaves = carried_leaves(spec, tensors, of_matrices)
+    lowering = _lower(spec, form, leaves, (form.output, form.state), origins)
     output = Tensor("o", ("C", "V"), "data", "value", "token")
     carry = Carry(spec.state, form.state.shape, lowering.root(form.state))
     stores = (Store(output, lowering.root(form.output)),)
     return Program("forward", spec.name, carry, lowering.operations, stores, lowering.scalars)
 
 
-def _lower(spec: OpSpec, form: Form, leaves: Leaves, roots: tuple[Node, ...]) -> Lowering:
-    """Everything below the roots, stage after stage."""
+def _lower(spec: OpSpec, form: Form, leaves: Leaves, roots: tuple[Node, ...], origins: Mapping[Node, str]) -> Lowering:
+    """Everything below the roots, stage after stage; the next state, which replaces its predecessor, comes last."""
     computed = below(roots, leaves)
     ready = {*leaves, *map(transpose, leaves)}
-    stages = {node: name for name, node in form.stages if node in computed and node not in ready}
+    stages = {node: name for name, node in form.stages if node not in ready}
     lowering = Lowering(spec, leaves, stages, gate_names(spec), roots)
-    for node in (*stages, *roots):
-        lowering.value(node)
+    ordered = [node for node in stages if node in computed and node is not form.state]
+    for node in (*ordered, *roots):
+        with lowering.within(origins.get(node, "")):
+            lowering.value(node)
     return lowering

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from qlagen.algebra.ir import Node, depends_on, kind, linear, terms_of, topological, transpose
+from qlagen.algebra.ir import Node, depends_on, kind, linear, terms_of, transpose
+from qlagen.program.dims import operands
+from qlagen.program.ir import Elementwise, Gemm, Operation, Ref
 
 
 class Uses:
@@ -59,14 +61,10 @@ class Uses:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """``base + products[0] + ...``, one onto the other. Without a base the first product starts from zero.
-
-    With `copy_base` the base is read again by something that needs the sum, so it cannot be overwritten.
-    """
+    """``base + products[0] + ...``, one onto the other. Without a base the first product starts from zero."""
 
     base: Node | None
     products: tuple[Node, ...]
-    copy_base: bool = False
 
 
 def accumulate(node: Node, uses: Uses) -> Accumulation | None:
@@ -90,7 +88,7 @@ def accumulate(node: Node, uses: Uses) -> Accumulation | None:
     is_loaded = uses.is_leaf(base) and not (base.op == "input" and base.value == uses.state)
     if is_loaded or uses.is_dependent(base) != uses.is_dependent(node) or any(t.op == "ones" for _, t in rest):
         return None
-    return Accumulation(base, tuple(products), _is_read_later(base, node, uses))
+    return Accumulation(base, tuple(products))
 
 
 def _in_order(products: list[Node], uses: Uses) -> list[Node]:
@@ -101,8 +99,29 @@ def _in_order(products: list[Node], uses: Uses) -> list[Node]:
     return dependent[:1] + free + dependent[1:]
 
 
-def _is_read_later(base: Node, node: Node, uses: Uses) -> bool:
-    """Something that needs the sum, or the caller, reads the base as well."""
-    if base in uses.roots or transpose(base) in uses.roots:
-        return True
-    return any(reader is not node and node in topological((reader,)) for reader in uses.readers(base))
+def protect_bases(operations: Iterable[Operation], kept: frozenset[str], taken: Iterable[str]) -> tuple[Operation, ...]:
+    """Copies what a product accumulates onto where something reads it afterwards: accumulation overwrites it.
+
+    `kept` are values that outlive the program's operations, `taken` names in use.
+    """
+    listed, names = tuple(operations), set(taken)
+    result: list[Operation] = []
+    for place, operation in enumerate(listed):
+        if isinstance(operation, Gemm) and operation.add is not None:
+            base = operation.add
+            later = {name for reader in listed[place + 1 :] for name in operands(reader)} | kept
+            if base in later or base in (operation.left, operation.right):
+                copy = _numbered(f"{operation.name}_base", names)
+                result.append(Elementwise(copy, Ref(base), operation.origin))
+                operation = replace(operation, add=copy)
+        result.append(operation)
+    return tuple(result)
+
+
+def _numbered(base: str, names: set[str]) -> str:
+    name, number = base, 1
+    while name in names:
+        number += 1
+        name = f"{base}_{number}"
+    names.add(name)
+    return name

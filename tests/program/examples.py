@@ -26,7 +26,7 @@ K = Tensor("k", ("C", "K"), "data", "key", "token")
 V = Tensor("v", ("C", "V"), "data", "value", "token")
 G = Tensor("g", ("C",), "float32", "value", "token")
 BETA = Tensor("beta", ("C",), "float32", "value", "token")
-O = Tensor("o", ("C", "V"), "data", "value", "token")
+OUT = Tensor("o", ("C", "V"), "data", "value", "token")
 A = Tensor("a", ("C", "C"), "data", "value", "chunk")
 G_CUM = Tensor("g_cum", ("C",), "float32", "value", "chunk")
 
@@ -95,7 +95,7 @@ def gated_delta_rule() -> Plan:
             Elementwise("S1_right", mul(Ref("Vn"), rows("g_to_end")), "S1"),
             Gemm("S1", "k", "S1_right", transpose_left=True, add="S1_base", origin="S1"),
         ),
-        (Store(O, "O"),),
+        (Store(OUT, "O"),),
         ("scale",),
     )
     return Plan("gated_delta_rule", DIMS, (prepare, forward))
@@ -137,7 +137,7 @@ def delta_rule() -> Plan:
             Gemm("O", "O_left", "Vn", add="O_base", origin="O"),
             Gemm("S1", "k", "Vn", transpose_left=True, add="S", origin="S1"),
         ),
-        (Store(O, "O"),),
+        (Store(OUT, "O"),),
         ("scale",),
     )
     return Plan("delta_rule", DIMS, (prepare, forward))
@@ -168,7 +168,7 @@ def simple_gla() -> Plan:
             Elementwise("S1_right", mul(Ref("v"), rows("g_to_end")), "S1"),
             Gemm("S1", "k", "S1_right", transpose_left=True, add="S1_base", origin="S1"),
         ),
-        (Store(O, "O"),),
+        (Store(OUT, "O"),),
         ("scale",),
     )
     return Plan("simple_gla", DIMS, (prepare, forward))

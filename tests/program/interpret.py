@@ -38,7 +38,7 @@ def run_plan(plan: Plan, inputs: Mapping[str, Array], state: Array) -> tuple[Arr
     ]
     for program in plan.programs:
         for slot in memory:
-            values = run_program(program, slot, state)
+            values = run_program(program, slot, state, length)
             slot.update({store.tensor.name: values[store.value] for store in program.stores})
             state = values[program.carry.next] if program.carry else state
     output = np.concatenate([slot["o"] for slot in memory])[:tokens]
@@ -49,25 +49,25 @@ def _pad(values: Array, rows: int) -> Array:
     return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]))])
 
 
-def run_program(program: Program, memory: Mapping[str, Array], state: Array) -> dict[str, Array]:
+def run_program(program: Program, memory: Mapping[str, Array], state: Array, length: int) -> dict[str, Array]:
     """Every value of one chunk."""
     values = {name: memory[name] for name in program.scalars}
     if program.carry is not None:
         values[program.carry.name] = state
     for operation in program.operations:
         assert operation.name not in values
-        values[operation.name] = _run(operation, values, memory)
+        values[operation.name] = _run(operation, values, memory, length)
     return values
 
 
-def _run(operation: Operation, values: Mapping[str, Array], memory: Mapping[str, Array]) -> Array:
+def _run(operation: Operation, values: Mapping[str, Array], memory: Mapping[str, Array], length: int) -> Array:
     match operation:
         case Load():
             return memory[operation.tensor.name]
         case Scan():
             return np.cumsum(values[operation.source])
         case Gate():
-            return _gate(operation, values)
+            return _gate(operation, values, length)
         case Inverse():
             source = values[operation.source]
             assert np.array_equal(source, np.tril(source, -1))
@@ -81,9 +81,8 @@ def _run(operation: Operation, values: Mapping[str, Array], memory: Mapping[str,
             return np.asarray(_evaluate(operation.expr, values))
 
 
-def _gate(gate: Gate, values: Mapping[str, Array]) -> Array:
+def _gate(gate: Gate, values: Mapping[str, Array], length: int) -> Array:
     if gate.source is None:
-        length = max(len(v) for v in values.values() if v.ndim)
         return np.tril(np.ones((length, length)), -1 if gate.kind == "strict" else 0)
     g = values[gate.source]
     if gate.kind == "decay":
