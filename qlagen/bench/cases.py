@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -118,26 +120,23 @@ def _ordered(direction: str, heads: Sequence[str], sequences: Sequence[str], gat
     pairs += [pair for pair in _spread(wanted_heads, wanted_sequences) if pair not in pairs]
     usual, *others = gates
     order = [(pair, usual) for pair in pairs[:first]]
-    order += [(pair, gate) for gate in others for pair in pairs[: max(1, first // 2)]]
+    order += [(pair, gate) for gate in others for pair in pairs[: first // 2]]
     order += [(pair, gate) for gate in (usual, *others) for pair in pairs if (pair, gate) not in order]
     return [make_case(direction, *pair, gate) for pair, gate in dict.fromkeys(order)]
 
 
 def _spread(heads: Sequence[str], sequences: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Every pair once; each pass takes every head count once, with sequences from all over the list."""
+    """Every pair once; each pass takes every head count once, and goes on in the sequences where the last one ended."""
     count = len(sequences)
-    step = max(1, round(count * _STRIDE))
-    while count and _common_factor(step, count):
-        step += 1
+    step, turn_step = _coprime(round(count * _STRIDE), count), _coprime(len(heads), count)
     for turn in range(count):
         for index, head in enumerate(heads):
-            yield head, sequences[(turn + index) * step % count]
+            yield head, sequences[(turn * turn_step + index) * step % count]
 
 
-def _common_factor(first: int, second: int) -> bool:
-    while second:
-        first, second = second, first % second
-    return first != 1
+def _coprime(least: int, count: int) -> int:
+    """The first number from `least` on whose multiples visit all of `count` places."""
+    return next(number for number in itertools.count(max(1, least)) if math.gcd(number, count) == 1)
 
 
 def _unknown(what: str, got: str, allowed: Sequence[str]) -> QlagenError:

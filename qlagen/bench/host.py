@@ -81,7 +81,7 @@ def first_call(bench: Bench, name: str, case: Case) -> Event:
 
         torch.cuda.synchronize()
     done = time.perf_counter()
-    seconds = {"import_s": round(imported - begun, 2), "call_s": round(done - imported, 2)}
+    seconds = {"import_s": round(imported - begun, 3), "call_s": round(done - imported, 3)}
     return {"event": "first call", "version": implementation.version(), **seconds}
 
 

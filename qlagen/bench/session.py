@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from qlagen.bench.cases import Case
+from qlagen.bench.measure import Event
 from qlagen.bench.records import RecordFile, latest
 from qlagen.bench.workers import Worker, WorkerLostError
 from qlagen.errors import QlagenError, did_you_mean
@@ -89,7 +90,7 @@ class Session:
         """Learn what is there, and write the environment that the rows are measured in."""
         record: dict[str, Any] = {}
         missing: dict[str, str] = {}
-        for event in self.worker.ask({"task": "environment"}):
+        for event in self._ask_environment():
             if event["event"] == "environment":
                 record, missing, self.versions = event["record"], event["missing"], event["versions"]
                 self.compile_environment = event["compile environment"]
@@ -99,6 +100,13 @@ class Session:
         self._choose(missing)
         self.environment = record["environment"]
         self.file.add(record)
+
+    def _ask_environment(self) -> list[Event]:
+        try:
+            return list(self.worker.ask({"task": "environment"}))
+        except (WorkerLostError, RuntimeError) as fault:
+            hints = ["a run needs an NVIDIA GPU and a PyTorch with CUDA"]
+            raise QlagenError("E-BENCH-GPU", "this machine cannot measure", notes=[str(fault)], hints=hints) from None
 
     def _choose(self, missing: Mapping[str, str]) -> None:
         """Keep the versions of what was asked for; say what is not here."""

@@ -8,7 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Protocol
 
 from qlagen.bench.measure import Bench, Event
@@ -49,10 +49,15 @@ class LocalWorker:
 class ProcessWorker:
     """A `qlagen.bench.worker` process with additions to this process's environment."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        stall_seconds: float = STALL_SECONDS,
+        command: Sequence[str] = (sys.executable, "-m", "qlagen.bench.worker"),
+    ) -> None:
         self.stall_seconds = stall_seconds
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "qlagen.bench.worker"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,5 @@
+import sys
+
+from qlagen.bench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from qlagen.bench.cases import make_case, parse_heads, parse_sequences, plan
+from qlagen.errors import QlagenError
+
+
+def test_labels_say_lengths() -> None:
+    assert parse_sequences("4x8192") == (8192,) * 4
+    assert parse_sequences("28672+4096") == (28672, 4096)
+    assert parse_heads("16:64") == (16, 64)
+    assert make_case("forward", "2:8", "8x1024", "model init").tokens == 8192
+
+
+def test_the_forward_grid_is_whole() -> None:
+    cases = plan(["forward"])
+    assert len(cases) == len(set(cases)) == 9 * 23 * 2
+    assert {case.heads for case in cases} >= {"2:8", "16:64", "8:24", "32:32"}
+    assert {case.label for case in cases} >= {"1x65536", "24576+8192", "64x256", "4096x32"}
+
+
+def test_the_backward_grid_is_whole() -> None:
+    cases = plan(["backward"])
+    assert len(cases) == len(set(cases)) == 5 * 8 * 2
+    counts = {(case.tokens, len(case.lengths)) for case in cases}
+    assert counts == {(tokens, n) for tokens in (8192, 32768) for n in (1, 2, 4, 8)}
+
+
+def test_the_most_informative_rows_come_first() -> None:
+    first = [(case.heads, case.label) for case in plan(["forward"])[:5]]
+    assert first == [
+        ("16:64", "1x32768"),
+        ("16:32", "1x32768"),
+        ("2:8", "1x32768"),
+        ("16:64", "4x8192"),
+        ("16:64", "8x1024"),
+    ]
+    early = plan(["forward"])[:60]
+    assert len({case.heads for case in early}) == 9
+    assert len({case.label for case in early}) >= 20
+    assert {case.gates for case in early} == {"quarter ungated", "model init"}
+
+
+def test_directions_take_turns() -> None:
+    assert [case.direction for case in plan()[:4]] == ["forward", "backward"] * 2
+
+
+def test_filters_may_name_what_the_grid_does_not_have() -> None:
+    [case] = plan(["forward"], ["1:2"], ["3x100"], ["model init"])
+    assert (case.key_heads, case.value_heads, case.lengths) == (1, 2, (100, 100, 100))
+    assert plan(["forward"], ["16:64"], ["1x8192", "1x32768"], ["model init"])[0].label == "1x32768"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sideways", "2:8", "1x8", "model init"), "'sideways' is no direction"),
+        (("forward", "2-8", "1x8", "model init"), "'2-8' is not a pair of head counts"),
+        (("forward", "2:7", "1x8", "model init"), "'2:7' is not a pair of head counts"),
+        (("forward", "2:8", "8k", "model init"), "'8k' does not say which sequences to run"),
+        (("forward", "2:8", "1x8", "none"), "'none' is no gates"),
+    ],
+)
+def test_labels_without_a_meaning(arguments: tuple[str, str, str, str], message: str) -> None:
+    with pytest.raises(QlagenError) as fault:
+        make_case(*arguments)
+    assert fault.value.code == "E-BENCH-CASE"
+    assert fault.value.message == message
+    assert fault.value.notes
