@@ -40,6 +40,14 @@ class Tensor(Protocol):
     def element_size(self) -> int: ...
 
 
+def read_bytes(tensor: Tensor) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def write_bytes(tensor: Tensor, data: bytes) -> None:
+    ctypes.memmove(tensor.data_ptr(), data, len(data))
+
+
 class GuardedBuffer:
     """A copy of a tensor's bytes between two guard zones of ones (NaN): a read outside gives NaN, a write is found."""
 

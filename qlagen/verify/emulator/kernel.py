@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qlagen.errors import QlagenError
-from qlagen.verify.emulator.arguments import Arguments
+from qlagen.verify.emulator.arguments import Arguments, read_bytes, write_bytes
 from qlagen.verify.emulator.lower import LoweredKernel
 
 _BYTE = re.compile(r"shared byte (?P<offset>\d+)")
+Block = tuple[int, int, int]
+
+_FENCE_RULES = {"off": 0, "path": 1, "writer": 2}
 _HINTS = {
+    "PROXY-FENCE": "let every writing thread call T.fence_proxy_async() after its writes, before it signals the reader",
     "DEADLOCK": "compare arrive counts and phases of the barriers named above with the arrivals in the kernel",
     "OVER-ARRIVAL": "the barrier's count is too low, or a thread arrives again before the phase has completed",
     "IN-FLIGHT": "wait for every load and store before the kernel ends",
@@ -30,12 +34,15 @@ class Mode:
     late: TMA and cp.async (and lazy wgmma) finish as late as possible: loads land and stores read shared memory when
         no warp can run, or, with a seed, at a random moment.
     seed: warps run by random priorities, with preemption at every synchronisation; None runs warps in turn.
+    fences: which proxy fence wgmma and TMA want between an ordinary write to shared memory and their read: one by the
+        writing thread ("writer"), one by the writing or the reading thread ("path", the rule of the PTX memory model),
+        or none ("off").
     """
 
     lazy: bool = False
     late: bool = False
     seed: int | None = None
-    fences: bool = True
+    fences: Literal["writer", "path", "off"] = "writer"
 
     def __str__(self) -> str:
         words = ["lazy" if self.lazy else "", "late" if self.late else ""]
@@ -65,30 +72,48 @@ class EmulatedKernel:
         self._loaded.get_last_error.restype = ctypes.c_char_p
         self._loaded.emulator_failure.restype = ctypes.c_char_p
 
-    def __call__(
-        self,
-        *,
-        mode: Mode = Mode(),
-        blocks: Sequence[tuple[int, int, int]] = (),
-        **arguments: Any,
-    ) -> None:
+    def __call__(self, *, mode: Mode = Mode(), blocks: Sequence[Block] = (), **arguments: Any) -> None:
+        """`run` with the arguments as keywords."""
+        self.run(arguments, mode, blocks)
+
+    def run(self, arguments: Mapping[str, Any], mode: Mode = Mode(), blocks: Sequence[Block] = ()) -> None:
         """Runs the host `call`: encodes tensor maps, then every block of every launch, or only `blocks` (x, y, z).
 
         Tensors are contiguous CPU tensors and are changed in place; dynamic dimensions follow from their shapes.
         Every block starts with shared memory full of NaN. Raises QlagenError: E-EMU-ARGUMENT for a wrong argument,
         E-EMU-<KIND> for what a kernel did wrong (DEADLOCK, OVER-ARRIVAL, UNINITIALISED, SHARED-BOUNDS, MISALIGNED,
-        BARRIER-COUNT, DIVERGED, REGISTERS, IN-FLIGHT, TENSOR-MAP, OUT-OF-BOUNDS, ...).
+        BARRIER-COUNT, DIVERGED, REGISTERS, PROXY-FENCE, IN-FLIGHT, TENSOR-MAP, OUT-OF-BOUNDS, ...).
         """
         bound = Arguments(self.lowered.parameters, arguments)
         flat = [coordinate for block in blocks for coordinate in block]
         chosen = (ctypes.c_uint * max(1, len(flat)))(*flat)
-        seeded = mode.seed is not None
-        seed = ctypes.c_uint64(mode.seed or 0)
-        self._loaded.emulator_configure(int(mode.lazy), int(mode.late), int(seeded), int(mode.fences), seed, chosen, len(blocks))
+        seeded, seed = int(mode.seed is not None), ctypes.c_uint64(mode.seed or 0)
+        switches = (int(mode.lazy), int(mode.late), seeded, seed, _FENCE_RULES[mode.fences])
+        self._loaded.emulator_configure(*switches, chosen, len(blocks))
         code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))
         bound.finish(self.name)
         if code:
             raise self._error(mode)
+
+    def run_in_modes(self, arguments: Mapping[str, Any], modes: Sequence[Mode] = STANDARD_MODES) -> None:
+        """Runs once in every mode, from the same tensors, and leaves the results of the last.
+
+        Raises QlagenError E-EMU-ORDER when a result differs from that of the first mode in any bit: then a value
+        depends on an order that the GPU leaves open. (Floating-point atomics do so by nature.)
+        """
+        tensors = {p.name: arguments[p.name] for p in self.lowered.parameters if p.is_tensor and p.name in arguments}
+        before = {name: read_bytes(tensor) for name, tensor in tensors.items()}
+        first: dict[str, bytes] = {}
+        for mode in modes:
+            for name, tensor in tensors.items():
+                write_bytes(tensor, before[name])
+            self.run(arguments, mode)
+            results = {name: read_bytes(tensor) for name, tensor in tensors.items()}
+            first = first or results
+            differing = [name for name in tensors if results[name] != first[name]]
+            if differing:
+                text = f"kernel {self.name!r}: {', '.join(differing)} differ between the modes {modes[0]} and {mode}"
+                raise QlagenError("E-EMU-ORDER", text, hints=("a wait, a barrier or a release is missing",))
 
     def _error(self, mode: Mode) -> QlagenError:
         text = self._loaded.emulator_failure().decode()
@@ -106,7 +131,10 @@ class EmulatedKernel:
 
         def named(match: re.Match[str]) -> str:
             offset = int(match["offset"])
-            owner = max(((start, name) for name, start in buffers if start <= offset), default=None)
-            return match[0] if owner is None else f"{match[0]} ({owner[1]} + {offset - owner[0]})"
+            start = max((start for _, start in buffers if start <= offset), default=None)
+            if start is None:
+                return match[0]
+            owners = "/".join(name for name, other in buffers if other == start)  # buffers may share their place
+            return f"{match[0]} ({owners} + {offset - start})"
 
         return _BYTE.sub(named, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,21 +115,19 @@ def _runtime_objects(compiler: Compiler, directory: Path) -> list[Path]:
     sources = sorted((CXX_ROOT / "runtime").glob("*.cc"))
     target = directory / f"runtime_{_runtime_key(compiler)}"
     if not target.exists():
-        with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            command = [compiler.path, *compiler.flags(_RUNTIME_OPTIMISATION), "-c", *map(str, sources)]
-            _run(command, "emulator runtime", Path(scratch))
-            staged = Path(tempfile.mkdtemp(dir=directory))
-            for file in Path(scratch).glob("*.o"):
-                shutil.move(str(file), staged)
-            try:
+        with tempfile.TemporaryDirectory(dir=directory) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+            staged = Path(scratch) / target.name
+            staged.mkdir()
+            base = [compiler.path, *compiler.flags(_RUNTIME_OPTIMISATION), "-c"]
+            commands = [[*base, str(source), "-o", str(staged / f"{source.stem}.o")] for source in sources]
+            list(pool.map(lambda command: _run(command, "emulator runtime"), commands))
+            with contextlib.suppress(OSError):  # another process was first
                 os.rename(staged, target)
-            except OSError:  # another process was first
-                shutil.rmtree(staged, ignore_errors=True)
     return [target / f"{source.stem}.o" for source in sources]
 
 
-def _run(command: Sequence[str], name: str, directory: Path | None = None) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
+def _run(command: Sequence[str], name: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise _compile_error(result.stderr, name)
 

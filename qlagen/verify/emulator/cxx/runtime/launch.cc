@@ -97,8 +97,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const char*, void (*body)(v
 // Entry points for the host program, besides the generated `call`.
 #define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
 
-EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, int fences, uint64_t seed, const unsigned* blocks, int block_count) {
-  emu::mode = {lazy != 0, late != 0, seeded != 0, fences != 0, seed};
+EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t seed, int fences, const unsigned* blocks, int block_count) {
+  emu::mode = {lazy != 0, late != 0, seeded != 0, seed, emu::FenceRule(fences)};
   emu::chosen_blocks.clear();
   emu::begin_launch();
   for (int i = 0; i < block_count; ++i) emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));

@@ -1,8 +1,10 @@
 // The proxy fence rule: a write to shared memory by ordinary code (generic proxy) becomes visible to wgmma and TMA
-// (async proxy) only through fence.proxy.async by the writer between the write and the read.
+// (async proxy) only through fence.proxy.async between the write and the read. The rule of practice wants it from the
+// writer, before it signals the reader; the PTX memory model is content with a fence anywhere on the causality path,
+// so also in the reader (FenceRule::kPath).
 //
 // The kernel is compiled with -fsanitize=kernel-address, all its checks switched off except a call before each store.
-// These hooks note the writer of every word of shared memory and how many fences it had executed.
+// These hooks note who wrote every word of shared memory, and when, on a clock that ticks at every fence.
 #include "scheduler.h"
 
 namespace emu {
@@ -10,37 +12,40 @@ namespace {
 
 constexpr uint32_t kWords = kSharedBytes / 4;
 struct Write {
-  uint32_t thread, fences;
+  uint32_t thread, when;  // when 0: not written by ordinary code
 };
-Write writes[kWords];  // fences 0: clean
-uint32_t fences_of_thread[kMaxThreads];
+Write writes[kWords];
+uint32_t fence_clock, last_fence[kMaxThreads];
 
 }  // namespace
 
 void reset_proxy() {
   memset(writes, 0, sizeof writes);
-  for (uint32_t& count : fences_of_thread) count = 1;
+  memset(last_fence, 0, sizeof last_fence);
+  fence_clock = 1;
 }
 
 void note_generic_write(const void* address, size_t bytes) {
   const uintptr_t offset = uintptr_t(address) - uintptr_t(shared_memory);
   if (offset >= kSharedBytes) return;
-  const Write write{uint32_t(current_thread), fences_of_thread[current_thread]};
+  const Write write{uint32_t(current_thread), fence_clock};
   for (uintptr_t word = offset / 4; word <= (offset + bytes - 1) / 4 && word < kWords; ++word) writes[word] = write;
 }
 
 void note_async_write(uint32_t offset, uint32_t bytes) {
-  for (uint32_t word = offset / 4; word < (offset + bytes) / 4; ++word) writes[word].fences = 0;
+  for (uint32_t word = offset / 4; word < (offset + bytes) / 4; ++word) writes[word].when = 0;
 }
 
-void note_proxy_fence() { ++fences_of_thread[current_thread]; }
+void note_proxy_fence() { last_fence[current_thread] = ++fence_clock; }
 
-void check_async_read(uint32_t offset, uint32_t bytes, const char* what) {
-  if (!mode.fences) return;
+void check_async_read(uint32_t offset, uint32_t bytes, int reader, const char* what) {
+  if (mode.fences == FenceRule::kNone) return;
   for (uint32_t word = offset / 4; word < (offset + bytes) / 4; ++word) {
     const Write& write = writes[word];
-    if (write.fences != 0 && write.fences == fences_of_thread[write.thread])
-      fail("PROXY-FENCE", "%s reads shared byte %u, which thread %u wrote without fence.proxy.async after it", what, 4 * word, write.thread);
+    if (write.when == 0 || last_fence[write.thread] > write.when) continue;
+    if (mode.fences == FenceRule::kPath && last_fence[reader] > write.when) continue;
+    fail("PROXY-FENCE", "%s by thread %d reads shared byte %u, which thread %u wrote without fence.proxy.async after it", what, reader,
+         4 * word, write.thread);
   }
 }
 

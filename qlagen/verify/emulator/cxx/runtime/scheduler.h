@@ -12,12 +12,14 @@ namespace emu {
 
 constexpr int kMaxThreads = 1024, kMaxWarps = 32;
 
+enum class FenceRule { kNone, kPath, kWriter };
+
 struct Mode {
   bool lazy;    // a wgmma reads its operands only when a thread waits for its group
   bool late;    // TMA, cp.async and (lazy) wgmma finish later than issued: last of all, or at a random moment if seeded
   bool seeded;  // warps and late operations run by random priorities
-  bool fences;  // a read by wgmma or TMA of words written by ordinary code without a proxy fence is an error
   uint64_t seed;
+  FenceRule fences;
 };
 extern Mode mode;
 extern uint32_t dynamic_shared_bytes;
@@ -61,7 +63,7 @@ inline void check_shared(uint32_t offset, uint32_t bytes, const char* what) {
 void note_generic_write(const void* address, size_t bytes);
 void note_async_write(uint32_t offset, uint32_t bytes);
 void note_proxy_fence();
-void check_async_read(uint32_t offset, uint32_t bytes, const char* what);
+void check_async_read(uint32_t offset, uint32_t bytes, int reader, const char* what);
 
 // Name and index of the `__shared__` variable at an address, or its offset in shared memory.
 std::string shared_name(const void* address, uint32_t element_bytes);

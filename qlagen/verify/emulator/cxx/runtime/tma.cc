@@ -74,6 +74,7 @@ struct Box {
   TensorMap map;
   int64_t coordinates[kMaximumRank];
   uint32_t shared;  // offset of the box in shared memory
+  int thread;
   uint32_t element_bytes() const { return kElementTypes[map.type].bytes; }
   uint32_t row_bytes() const { return map.box[0] * element_bytes(); }
   uint32_t rows() const {
@@ -121,13 +122,13 @@ void load_box(const Box& box) {
 void store_box(const Box& box, bool add) {
   box.for_each_chunk([&](unsigned char* chunk, char* to, int64_t first, int64_t end) {
     const int64_t skip = first < 0 ? -first : 0, stop = end - first < kChunkBytes ? end - first : kChunkBytes;
-    if (stop > skip) check_async_read(shared_offset(chunk), kChunkBytes, "TMA store");
+    if (stop > skip) check_async_read(shared_offset(chunk), kChunkBytes, box.thread, "TMA store");
     if (stop > skip) write_global(to + skip, chunk + skip, uint32_t(stop - skip), add, kElementTypes[box.map.type].kind);
   });
 }
 
 Box make_box(const CUtensorMap& map, const void* shared, const int* coordinates, int rank, const char* what) {
-  Box box{decode(map), {}, shared_offset(shared)};
+  Box box{decode(map), {}, shared_offset(shared), current_thread};
   if (box.map.rank != rank) fail("TENSOR-MAP", "%s with %d coordinates on a tensor map of rank %d", what, rank, box.map.rank);
   if (box.shared % 128) fail("MISALIGNED", "%s: shared byte %u is not a multiple of 128", what, box.shared);
   check_shared(box.shared, box.bytes(), what);
@@ -205,8 +206,8 @@ void bulk_store(void* global, const void* shared, uint32_t bytes, bool add_float
   preemption_point();
   check_bulk(shared_offset(shared), global, bytes, "bulk store");
   open_stores[current_thread].push_back(
-      [=] {
-        check_async_read(shared_offset(shared), bytes, "bulk store");
+      [=, thread = current_thread] {
+        check_async_read(shared_offset(shared), bytes, thread, "bulk store");
         write_global(static_cast<char*>(global), static_cast<const unsigned char*>(shared), bytes, add_float, kFloat);
       });
 }

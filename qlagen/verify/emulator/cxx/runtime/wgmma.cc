@@ -38,8 +38,9 @@ WaitQueue register_waiters;
 struct Operand {
   uint32_t start, leading, stride, width, swizzle;  // width: bytes of a swizzle row, 16 without swizzle
   bool mn_major;
+  int reader;  // first thread of the warp
 
-  Operand(uint64_t bits, bool mn_major_) : mn_major(mn_major_) {
+  Operand(uint64_t bits, bool mn_major_, int reader_) : mn_major(mn_major_), reader(reader_) {
     constexpr uint32_t kWidths[] = {16, 128, 64, 32};
     const uint32_t layout = uint32_t(bits >> 62);
     start = uint32_t(bits & 0x3fff) << 4, leading = uint32_t(bits >> 16 & 0x3fff) << 4, stride = uint32_t(bits >> 32 & 0x3fff) << 4;
@@ -54,7 +55,7 @@ struct Operand {
     else offset += mn_bytes / 16 * stride + k / 8 * leading + k % 8 * 16;
     offset ^= (offset >> 7 & swizzle) << 4;
     check_shared(offset, 16, "wgmma operand");
-    check_async_read(offset, 16, "wgmma");
+    check_async_read(offset, 16, reader, "wgmma");
     return shared_memory + offset;
   }
 };
@@ -118,11 +119,11 @@ void multiply(int n, int k_size) {
   }
 }
 
-void decode_operands(const WarpOperation& op, int warp_in_group) {
+void decode_operands(const WarpOperation& op, int warp) {
   const WgmmaShape& shape = *op.shape;
   if (op.a_in_registers) decode_a_registers(shape.operand, shape.k, op.a_registers, tile.a);
-  else decode_operand(Operand(op.a, shape.a_mn_major), shape.operand, warp_in_group * kRows, kRows, shape.k, [](int mn, int k, float v) { tile.a[mn][k] = v; });
-  decode_operand(Operand(op.b, shape.b_mn_major), shape.operand, 0, shape.n, shape.k, [](int mn, int k, float v) { tile.b[k][mn] = v; });
+  else decode_operand(Operand(op.a, shape.a_mn_major, warp * 32), shape.operand, warp % 4 * kRows, kRows, shape.k, [](int mn, int k, float v) { tile.a[mn][k] = v; });
+  decode_operand(Operand(op.b, shape.b_mn_major, warp * 32), shape.operand, 0, shape.n, shape.k, [](int mn, int k, float v) { tile.b[k][mn] = v; });
   if (shape.negative_a == shape.negative_b) return;
   for (auto& row : tile.a)
     for (float& value : row) value = -value;
@@ -143,7 +144,7 @@ void execute(const Group& group, int warp) {
     if (!op.accumulate)
       for (auto& row : tile.c) memset(row, 0, size_t(op.shape->n) * sizeof(float));
     loaded = op.accumulator, shape = op.shape;
-    decode_operands(op, warp % 4);
+    decode_operands(op, warp);
     multiply(shape->n, shape->k);
   }
   flush();
