@@ -1,42 +1,23 @@
 """Running an operator's generated kernels in the CPU emulator: buffers, tables and launches in order.
 
-Kernel files are Python modules with the names that `qlagen.emit` exports. Tensors are torch CPU tensors, which this
+Kernel files are Python modules, see `qlagen.emit.load`. Tensors are torch CPU tensors, which this
 module creates and so needs torch; TileLang is needed to lower the kernels.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from qlagen.errors import QlagenError
 from qlagen.verify.emulator import EmulatedKernel, Mode, build_emulated, lower_kernel
 
 WORKERS = 3
 """CTAs of a persistent grid in the emulator: few, so that each walks several items."""
 EAGER = Mode()
-
-
-def load_kernel(path: Path) -> ModuleType:
-    """The module of a kernel file. Raises QlagenError E-KERNEL when there is none or TileLang is missing."""
-    name = f"qlagen_kernel_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise QlagenError("E-KERNEL", f"there is no kernel file {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # TileLang asks for the source of the function it compiles
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        hint = "install the `tilelang` package"
-        raise QlagenError("E-KERNEL", f"{path.name} cannot be imported: {error}", hints=(hint,)) from error
-    return module
 
 
 @dataclass(frozen=True)
