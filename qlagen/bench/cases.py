@@ -110,6 +110,18 @@ def plan(
     return [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
 
 
+def head_order(label: str) -> tuple[int, int]:
+    """Where a head count stands in tables: by value heads, then by key heads."""
+    key, value = parse_heads(label)
+    return value, key
+
+
+def sequence_order(direction: str, label: str) -> tuple[int, int, str]:
+    """Where sequences stand in tables: as in the grid, others after them by their tokens."""
+    known = _grid()[direction]["sequences"]
+    return (known.index(label), 0, "") if label in known else (len(known), -sum(parse_sequences(label)), label)
+
+
 def _ordered(direction: str, heads: Sequence[str], sequences: Sequence[str], gates: Sequence[str]) -> list[Case]:
     if direction not in DIRECTIONS:
         raise _unknown("direction", direction, DIRECTIONS)

@@ -116,7 +116,7 @@ def report_command(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1))
     elif not arguments.docs:
         for direction, found in report.items():
-            print(f"{direction}\n{as_text(times_table(found))}\n\n{as_text(summary_table(found))}\n")
+            print(f"{direction}\n{as_text(times_table(found, direction))}\n\n{as_text(summary_table(found))}\n")
         print(losses(report))
     return 0
 

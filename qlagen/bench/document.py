@@ -30,7 +30,7 @@ def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: st
     for direction, found in report.items():
         parts += [f"## {direction.capitalize()}", as_markdown(summary_table(found)), _sentence(found)]
         parts += [f"![{plot}]({plot})" for plot in plots if plot.rsplit("/", 1)[-1].startswith(direction)]
-        parts += ["Milliseconds; the fastest in bold.", as_markdown(times_table(found))]
+        parts += ["Milliseconds; the fastest in bold.", as_markdown(times_table(found, direction))]
     parts += _host(records)
     parts += _refusals(records)
     parts += ["## Method", _METHOD, "## Machines", _machines(records)]

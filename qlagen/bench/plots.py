@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from qlagen.bench.cases import head_order, sequence_order
 from qlagen.bench.peers import OURS
 from qlagen.bench.report import Report
 from qlagen.errors import QlagenError
@@ -29,7 +30,7 @@ def draw(report: Report, folder: Path, gpu: str = "", ours: str = OURS) -> list[
     for direction, found in report.items():
         rows = [row for row in found["rows"] if row["gates"] == _USUAL] or found["rows"]
         for kind, draw_one in (("heads", _heat_map), ("length", _lengths)):
-            figure = draw_one(pyplot, rows, f"{direction.capitalize()}{f', {gpu}' if gpu else ''}", ours)
+            figure = draw_one(pyplot, rows, direction, f", {gpu}" if gpu else "", ours)
             if figure is None:
                 continue
             path = folder / f"{direction}-{kind}.png"
@@ -51,21 +52,23 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _heat_map(pyplot: Any, rows: Sequence[Report], title: str, ours: str) -> Any:
+def _heat_map(pyplot: Any, rows: Sequence[Report], direction: str, where: str, ours: str) -> Any:
     """Cells: the best peer's time over ours; without ours, the fastest implementation's fraction of the floor."""
     import numpy as np
 
     compared = any(row["vs_best"] is not None for row in rows)
     cells = {(row["heads"], row["sequences"]): _cell(row, compared) for row in rows}
-    heads = sorted({head for head, _ in cells}, key=_head_order)
-    sequences = list(dict.fromkeys(sorted((s for _, s in cells), key=_sequence_order(rows))))
+    heads = sorted({head for head, _ in cells}, key=head_order)
+    sequences = sorted({sequence for _, sequence in cells}, key=lambda label: sequence_order(direction, label))
     values = np.array([[cells.get((head, s), (np.nan, ""))[0] for s in sequences] for head in heads])
     figure, axes = pyplot.subplots(figsize=(2.5 + 0.72 * len(sequences), 1.9 + 0.5 * len(heads)))
     limits = {"vmin": -1.0, "vmax": 1.0, "cmap": "RdYlGn"} if compared else {"vmin": 0.0, "vmax": 1.0, "cmap": "YlGn"}
     axes.imshow(np.log2(values) if compared else values, aspect="auto", **limits)
     for y, head in enumerate(heads):
         for x, sequence in enumerate(sequences):
-            axes.text(x, y, cells.get((head, sequence), (0, ""))[1], ha="center", va="center", fontsize=8)
+            value, text = cells.get((head, sequence), (0.0, ""))
+            dark = not 0.6 < value < 1.7 if compared else value > 0.6
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
     axes.set_xticks(range(len(sequences)), sequences, rotation=55, ha="right", fontsize=8)
     axes.set_yticks(range(len(heads)), heads, fontsize=9)
     axes.set_ylabel("heads, key:value")
@@ -74,7 +77,7 @@ def _heat_map(pyplot: Any, rows: Sequence[Report], title: str, ours: str) -> Any
         if compared
         else "the fastest peer's share of the floor"
     )
-    axes.set_title(f"{title}: {what}", fontsize=10)
+    axes.set_title(f"{direction.capitalize()}{where}: {what}", fontsize=10)
     return figure
 
 
@@ -86,13 +89,13 @@ def _cell(row: Report, compared: bool) -> tuple[float, str]:
     return (float("nan"), "") if value is None else (value, f"{value:.0%}")
 
 
-def _lengths(pyplot: Any, rows: Sequence[Report], title: str, ours: str) -> Any:
+def _lengths(pyplot: Any, rows: Sequence[Report], direction: str, where: str, ours: str) -> Any:
     """One panel per head count with at least two lengths of a single sequence; both axes logarithmic."""
     single: dict[str, list[Report]] = {}
     for row in rows:
         if row["sequences"].startswith("1x"):
             single.setdefault(row["heads"], []).append(row)
-    panels = [head for head in sorted(single, key=_head_order) if len(single[head]) > 1]
+    panels = [head for head in sorted(single, key=head_order) if len(single[head]) > 1]
     if not panels:
         return None
     columns = min(3, len(panels))
@@ -108,8 +111,8 @@ def _lengths(pyplot: Any, rows: Sequence[Report], title: str, ours: str) -> Any:
     handles = {h: label for axes in grid.flat for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     unique = {label: handle for handle, label in handles.items()}
     figure.legend(unique.values(), unique.keys(), loc="lower center", ncol=len(unique), bbox_to_anchor=(0.5, -0.02))
-    figure.suptitle(f"{title}: one sequence, time against length", fontsize=11)
-    figure.tight_layout(rect=(0, 0.05, 1, 0.98))
+    figure.suptitle(f"{direction.capitalize()}{where}: one sequence, time against length", fontsize=11)
+    figure.tight_layout(rect=(0, 0.03, 1, 0.99))
     return figure
 
 
@@ -126,17 +129,7 @@ def _panel(axes: Any, rows: Sequence[Report], names: Sequence[str], ours: str) -
     axes.set_yscale("log")
     ticks = [row["tokens"] for row in rows]
     axes.set_xticks(ticks, [f"{tick // 1024}k" if tick % 1024 == 0 else str(tick) for tick in ticks], fontsize=8)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("tokens", fontsize=8)
     axes.set_ylabel("ms", fontsize=8)
     axes.grid(alpha=0.3)
-
-
-def _head_order(label: str) -> tuple[int, int]:
-    key, _, value = label.partition(":")
-    return int(value), int(key)
-
-
-def _sequence_order(rows: Sequence[Report]) -> Any:
-    """Single sequences from the longest, then the others by their tokens, as they come."""
-    tokens = {row["sequences"]: row["tokens"] for row in rows}
-    return lambda label: (not label.startswith("1x"), -tokens[label], label)

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qlagen.bench.cases import gate_kinds, head_order, sequence_order
 from qlagen.bench.report import Report
 
 Table = tuple[list[str], list[list[str]]]
 """A head and its rows."""
 
 
-def times_table(report: Report) -> Table:
+def times_table(report: Report, direction: str) -> Table:
     """Milliseconds of every implementation in every row, the ratio to the best peer, and the floor."""
+
+    def place(row: Report) -> tuple[Any, ...]:
+        return head_order(row["heads"]), sequence_order(direction, row["sequences"]), gate_kinds().index(row["gates"])
+
     names = implementations(report)
     ours = any(row["vs_best"] is not None for row in report["rows"])
     head = ["heads", "sequences", "gates", *names, *(["vs best peer"] if ours else []), "floor"]
-    return head, [_times_row(row, names, ours) for row in report["rows"]]
+    return head, [_times_row(row, names, ours) for row in sorted(report["rows"], key=place)]
 
 
 def _times_row(row: Report, names: Sequence[str], ours: bool) -> list[str]:

@@ -46,8 +46,8 @@ def test_the_plan_can_be_listed_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert cli.main(["run", "--list", "--parts", "backward", "--heads", "2:4", "--sequences", "8k in 2,1x8192"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "backward 2:4 8k in 2 (quarter ungated)",
-        "backward 2:4 8k in 2 (model init)",
         "backward 2:4 1x8192 (quarter ungated)",
+        "backward 2:4 8k in 2 (model init)",
         "backward 2:4 1x8192 (model init)",
     ]
 
