@@ -68,11 +68,11 @@ def _check_register_file(schedule: Schedule, target: Target) -> None:
             message = f"the schedule sets registers, but not those of role {role.name}"
             raise QlagenError("E-REGISTERS", message, hints=["set them for every role, or for none"])
     total = sum(32 * role.warps * (role.registers or 0) for role in compute) + rest * movers
-    limit = target.registers_per_sm // schedule.options.ctas_per_sm
+    limit = target.register_pool(schedule.threads, schedule.options.ctas_per_sm)
     if total > limit:
         parts = [f"{role.name} {32 * role.warps} x {role.registers}" for role in compute]
         parts.append(f"movers {rest} x {movers}")
-        message = f"{total} registers per CTA, at most {limit} are there"
+        message = f"{total} registers per CTA, and {limit} are there for {schedule.threads} threads"
         raise QlagenError("E-REGISTERS", message, notes=[", ".join(parts)], hints=["lower a role's registers"])
 
 

@@ -25,7 +25,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """All variants of one schedule file, in file order. `value_tile` of chunk-parallel variants is 0: all of V."""
+    """All entries of one schedule file, in file order. Entries of one name are alternatives: the first that an
+    operator's kernel fits is used. `value_tile` of chunk-parallel entries is 0: all of V."""
 
     file: str
     target: str
@@ -33,10 +34,17 @@ class ScheduleFile:
     chunk_parallel: tuple[Options, ...]
 
     def variants(self, program: Program, dims: Mapping[str, int]) -> tuple[Options, ...]:
-        """The variants that fit a program whose C, K and V have the sizes `dims`: those whose value tile divides V.
+        """The first alternative of every variant that fits a program whose C, K and V have the sizes `dims`."""
+        return tuple(options[0] for options in self.alternatives(program, dims))
 
-        Raises E-VARIANT when none does.
-        """
+    def alternatives(self, program: Program, dims: Mapping[str, int]) -> tuple[tuple[Options, ...], ...]:
+        """Every variant whose value tile divides V, with its alternatives. Raises E-VARIANT when there is none."""
+        groups: dict[str, list[Options]] = {}
+        for options in self._fitting(program, dims):
+            groups.setdefault(options.name, []).append(options)
+        return tuple(tuple(group) for group in groups.values())
+
+    def _fitting(self, program: Program, dims: Mapping[str, int]) -> tuple[Options, ...]:
         if program.carry is None:
             return tuple(replace(options, value_tile=dims["V"]) for options in self.chunk_parallel)
         fitting = tuple(options for options in self.carried if dims["V"] % options.value_tile == 0)
@@ -90,15 +98,15 @@ def _check_top(top: Table) -> None:
 
 
 def _variants(top: Table, key: str, read: Callable[[Table], Options]) -> tuple[Options, ...]:
-    found: dict[str, Options] = {}
+    found: list[Options] = []
     for table in _tables(top, key):
         options = read(table)
-        if options.name in found:
-            message = f"{key}: there are two variants named {options.name!r}"
-            span = table.value_span("name")
-            raise QlagenError("E-DUPLICATE", message, span=span, hints=["rename one"])
-        found[options.name] = options
-    return tuple(found.values())
+        others = [other for other in found if other.name == options.name]
+        if any(other.value_tile != options.value_tile for other in others):
+            message = f"{key}: alternatives named {options.name!r} with different value tiles"
+            raise QlagenError("E-DUPLICATE", message, span=table.value_span("name"), hints=["rename one"])
+        found.append(options)
+    return tuple(found)
 
 
 def _tables(top: Table, key: str) -> list[Table]:

@@ -58,8 +58,15 @@ class Target:
 
     def registers_without_setmaxnreg(self, threads: int, ctas_per_sm: int) -> int:
         """Registers per thread that the compiler may use when all threads of a CTA have equally many."""
-        share = self.registers_per_sm // (threads * ctas_per_sm)
-        return min(self.registers_per_thread, share // self.register_granule * self.register_granule)
+        return min(self.registers_per_thread, self._share(threads, ctas_per_sm))
+
+    def register_pool(self, threads: int, ctas_per_sm: int) -> int:
+        """Registers of a whole CTA: what it is launched with, which setmaxnreg can only deal out anew."""
+        return threads * self._share(threads, ctas_per_sm)
+
+    def _share(self, threads: int, ctas_per_sm: int) -> int:
+        share = self.registers_per_sm // (threads * ctas_per_sm) // self.register_granule * self.register_granule
+        return min(self.most_registers, share)
 
 
 def target_names() -> tuple[str, ...]:

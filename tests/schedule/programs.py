@@ -107,3 +107,52 @@ def solved_keys() -> Program:
         Gemm("W", "A", "k_beta"),
     )
     return Program("prepare", "solved_keys", None, operations, (Store(A, "A"), Store(W, "W"), Store(G_CUM, "G")))
+
+
+def textbook() -> tuple[Program, Program]:
+    """The chunked gated delta rule as papers write it: W and U are made beside the state, and loaded."""
+    U = Tensor("u", ("C", "V"), "data", "value", "chunk")
+    prepare = (
+        Load("k", K),
+        Load("v", V),
+        Load("g", G),
+        Load("beta", BETA),
+        Scan("G", "g"),
+        Gate("from_start", "G", "from_start"),
+        Gate("decay", "G", "decay"),
+        Gate("strict", None, "strict"),
+        Gemm("k_k", "k", "k", transpose_right=True),
+        Elementwise("L", mul(Ref("k_k"), Ref("decay"), Ref("strict"), Ref("beta", "rows"))),
+        Inverse("A", "L"),
+        Elementwise("k_row", mul(Ref("from_start"), Ref("beta"))),
+        Elementwise("k_beta", mul(Ref("k"), Ref("k_row", "rows"))),
+        Elementwise("v_beta", mul(Ref("v"), Ref("beta", "rows"))),
+        Gemm("W", "A", "k_beta"),
+        Gemm("U", "A", "v_beta"),
+    )
+    forward = (
+        Load("q", Q),
+        Load("k", K),
+        Load("w", W),
+        Load("u", U),
+        Load("g_cum", G_CUM),
+        Gate("from_start", "g_cum", "from_start"),
+        Gate("to_end", "g_cum", "to_end"),
+        Gate("total", "g_cum", "total"),
+        Gate("decay", "g_cum", "decay"),
+        Gemm("w_S", "w", "S"),
+        Elementwise("Vn", sub(Ref("u"), Ref("w_S"))),
+        Gemm("q_k", "q", "k", transpose_right=True),
+        Elementwise("P", mul(Ref("q_k"), Ref("decay"))),
+        Gemm("q_S", "q", "S"),
+        Elementwise("O_base", mul(Ref("q_S"), Ref("from_start", "rows"))),
+        Gemm("O", "P", "Vn", add="O_base"),
+        Elementwise("Vn_end", mul(Ref("Vn"), Ref("to_end", "rows"))),
+        Elementwise("S_base", mul(Ref("S"), Ref("total", "all"))),
+        Gemm("S1", "k", "Vn_end", transpose_left=True, add="S_base"),
+    )
+    stores = (Store(W, "W"), Store(U, "U"), Store(G_CUM, "G"))
+    return (
+        Program("prepare", "textbook", None, prepare, stores),
+        Program("forward", "textbook", S, forward, (Store(OUT, "O"),)),
+    )

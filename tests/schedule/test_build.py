@@ -232,7 +232,7 @@ def test_registers_of_one_role_only() -> None:
 def test_registers_that_no_file_has() -> None:
     registers = (("state", 240), ("auxiliary", 72), ("movers", 24))
     text = _fails("E-REGISTERS", program("gated_delta_rule", "forward"), "v128", registers=registers)
-    assert "73728 registers per CTA, at most 65536 are there" in text
+    assert "73728 registers per CTA, and 65536 are there for 512 threads" in text
     assert "state 256 x 240, auxiliary 128 x 72, movers 128 x 24" in text
     registers = (("state", 210), ("auxiliary", 72), ("movers", 24))
     text = _fails("E-REGISTERS", program("gated_delta_rule", "forward"), registers=registers)

@@ -43,10 +43,22 @@ def test_the_shipped_file() -> None:
     assert file.target == "sm_90a"
     assert [(o.name, o.value_tile, o.stages, o.ahead, o.output_stages) for o in file.carried] == [
         ("v128", 128, 3, 2, 1),
+        ("v128", 128, 2, 1, 1),
         ("v64", 64, 3, 2, 1),
+        ("v64", 64, 2, 1, 1),
     ]
     assert dict(file.carried[0].registers) == {"state": 208, "auxiliary": 72, "movers": 24}
-    assert [(o.name, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel] == [("tile", 2, 3, ())]
+    assert [(o.name, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel] == [
+        ("tile", 3, 2, 3, ()),
+        ("tile", 2, 2, 3, ()),
+        ("tile", 2, 1, 4, ()),
+    ]
+
+
+def test_entries_of_one_name_are_alternatives() -> None:
+    file = schedule_file()
+    groups = file.alternatives(program("delta_rule", "forward"), {"C": 64, "K": 128, "V": 128})
+    assert groups == (file.carried[:2], file.carried[2:])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,7 @@ BAD = [
     ("state = 208", "state = 264", "E-VALUE", 9, 23, "state: must lie between 24 and 256, got 264"),
     ("auxiliary = 72", "helper = 72", "E-KEY", 9, 28, "allowed here: state, auxiliary, movers"),
     ('name = "v128"', 'name = "V 128"', "E-VALUE", 4, 8, "'V 128' must be lower case letters, digits and _"),
-    ('name = "v64"', 'name = "v128"', "E-DUPLICATE", 12, 8, "carried: there are two variants named 'v128'"),
+    ('name = "v64"', 'name = "v128"', "E-DUPLICATE", 12, 8, "alternatives named 'v128' with different value tiles"),
     ('target = "sm_90a"', 'target = "sm_90"', "E-VALUE", 1, 10, "did you mean 'sm_90a'?"),
     ("[[chunk_parallel]]", "[chunk_parallel]", "E-TYPE", 19, 1, "chunk_parallel must be an array of tables"),
     ("mover_warps = 3", "mover_warps = 1", "E-VALUE", 24, 15, "mover_warps: must lie between 2 and 8, got 1"),

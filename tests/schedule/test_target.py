@@ -17,6 +17,9 @@ def test_limits_of_a_cta() -> None:
     assert target.registers_without_setmaxnreg(512, 1) == 128
     assert target.registers_without_setmaxnreg(224, 2) == 144
     assert target.registers_without_setmaxnreg(64, 1) == 255
+    assert target.register_pool(512, 1) == 65536
+    assert target.register_pool(384, 1) == 384 * 168
+    assert target.register_pool(256, 1) == 65536
 
 
 def test_an_unknown_target() -> None:

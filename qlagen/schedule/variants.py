@@ -1,0 +1,56 @@
+"""All schedules of one program: every variant of a schedule file, each by the first of its alternatives that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from qlagen.errors import QlagenError
+from qlagen.program.ir import Program
+from qlagen.schedule.build import build_schedule
+from qlagen.schedule.model import Options, Schedule
+from qlagen.schedule.options import ScheduleFile
+from qlagen.schedule.target import Target
+
+BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS")
+"""Codes that say that a program is too large for some options, not that it cannot be scheduled."""
+
+
+def build_schedules(
+    program: Program, dims: Mapping[str, int], file: ScheduleFile, target: Target
+) -> tuple[Schedule, ...]:
+    """The schedules of a program, in the file's order. A variant none of whose alternatives fits is left out.
+
+    Raises E-VARIANT when no value tile divides V, the first alternative's own error when no variant fits at all, and
+    every error of `build_schedule` that is not about a budget.
+    """
+    built = []
+    refusals: list[QlagenError] = []
+    for alternatives in file.alternatives(program, dims):
+        schedule = _first_that_fits(program, dims, alternatives, target, refusals)
+        if schedule is not None:
+            built.append(schedule)
+    if not built:
+        raise refusals[0]
+    return tuple(built)
+
+
+def _first_that_fits(
+    program: Program,
+    dims: Mapping[str, int],
+    alternatives: Iterable[Options],
+    target: Target,
+    refusals: list[QlagenError],
+) -> Schedule | None:
+    for options in alternatives:
+        try:
+            return build_schedule(program, dims, options, target)
+        except QlagenError as error:
+            if error.code not in BUDGETS:
+                raise
+            refusals.append(_with_variant(program, options, error))
+    return None
+
+
+def _with_variant(program: Program, options: Options, error: QlagenError) -> QlagenError:
+    message = f"program {program.name} of {program.operator}, variant {options.name}: {error.message}"
+    return QlagenError(error.code, message, span=error.span, notes=error.notes, hints=error.hints)

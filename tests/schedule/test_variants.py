@@ -1,0 +1,71 @@
+"""Variants and their alternatives: which options an operator's kernels end up with."""
+
+from __future__ import annotations
+
+import pytest
+
+from qlagen.errors import QlagenError
+from qlagen.schedule.variants import build_schedules
+from tests.program.examples import DIMS, PLANS
+from tests.schedule import programs
+from tests.schedule.cases import kernel, program, schedule_file, target
+
+CHOICE = tuple[str, int, int]
+
+
+def choices(*operators: str) -> dict[str, list[CHOICE]]:
+    """Name, stages and CTAs per SM of what was chosen for each program."""
+    found = {}
+    for operator in operators:
+        for item in PLANS[operator].programs:
+            schedules = build_schedules(item, dict(DIMS), schedule_file(), target())
+            found[f"{operator} {item.name}"] = [
+                (s.options.name, s.options.stages, s.options.ctas_per_sm) for s in schedules
+            ]
+    return found
+
+
+def test_the_specs_take_the_first_alternatives() -> None:
+    found = choices("gated_delta_rule", "delta_rule", "simple_gla")
+    for name, chosen in found.items():
+        expected = [("tile", 3, 2)] if name.endswith("prepare") else [("v128", 3, 1), ("v64", 3, 1)]
+        assert chosen == expected, name
+
+
+def test_what_is_built_is_what_build_schedule_builds() -> None:
+    schedules = build_schedules(program("delta_rule", "forward"), dict(DIMS), schedule_file(), target())
+    assert schedules == (kernel("delta_rule", "forward", "v128"), kernel("delta_rule", "forward", "v64"))
+
+
+def test_a_form_that_needs_more_memory_takes_a_later_alternative() -> None:
+    prepare, forward = programs.textbook()
+    (tile,) = build_schedules(prepare, dict(DIMS), schedule_file(), target())
+    assert (tile.options.stages, tile.options.output_stages, tile.options.ctas_per_sm) == (2, 1, 1)
+    v128, v64 = build_schedules(forward, dict(DIMS), schedule_file(), target())
+    assert (v128.options.name, v128.options.stages, v128.options.ahead) == ("v128", 2, 1)
+    assert (v64.options.name, v64.options.stages) == ("v64", 3)
+
+
+def test_a_variant_without_a_fitting_alternative_is_left_out() -> None:
+    """With K = 192 the state needs more registers than two warpgroups and the rest can have."""
+    dims = {"C": 64, "K": 192, "V": 128}
+    (only,) = build_schedules(program("delta_rule", "forward"), dims, schedule_file(), target())
+    assert only.options.name == "v64"
+    assert dict(only.options.registers)["state"] == 240
+
+
+def test_nothing_fits() -> None:
+    dims = {"C": 64, "K": 256, "V": 128}
+    with pytest.raises(QlagenError) as caught:
+        build_schedules(program("gated_delta_rule", "forward"), dims, schedule_file(), target())
+    assert caught.value.code == "E-ESTIMATE"
+    expected = (
+        "program forward of gated_delta_rule, variant v128: role state needs 320 registers per thread, and has 208"
+    )
+    assert caught.value.message == expected
+
+
+def test_other_faults_are_not_taken_for_a_budget() -> None:
+    """A program that cannot be scheduled is refused at once, not by trying every alternative."""
+    with pytest.raises(QlagenError, match="E-DIMENSION"):
+        build_schedules(program("delta_rule", "forward"), {**dict(DIMS), "C": 128}, schedule_file(), target())
