@@ -59,10 +59,9 @@ def test_nothing_fits() -> None:
     with pytest.raises(QlagenError) as caught:
         build_schedules(program("gated_delta_rule", "forward"), dims, schedule_file(), target())
     assert caught.value.code == "E-ESTIMATE"
-    expected = (
-        "program forward of gated_delta_rule, variant v128: role state needs 320 registers per thread, and has 208"
-    )
-    assert caught.value.message == expected
+    where, what = caught.value.message.split(": ")
+    assert where == "program forward of gated_delta_rule, variant v128"
+    assert what == "role state needs 304 registers per thread, and has 208"
 
 
 def test_other_faults_are_not_taken_for_a_budget() -> None:
