@@ -13,10 +13,10 @@ from qlagen.emit.portable import emit_portable
 from qlagen.package.kernel_files import KernelFile, read_kernel_file
 from qlagen.program.ir import Plan
 from qlagen.program.plan import build_plan
-from qlagen.schedule.build import build_schedule
 from qlagen.schedule.model import Schedule
 from qlagen.schedule.options import ScheduleFile, load_options
 from qlagen.schedule.target import load_target
+from qlagen.schedule.variants import build_schedules
 from qlagen.spec.model import OpSpec
 
 DIGEST_LENGTH = 16
@@ -55,10 +55,7 @@ def compile_operator(
 def schedule_plan(plan: Plan, target: str, schedules: ScheduleFile) -> tuple[tuple[Schedule, ...], ...]:
     """For each program of a plan, the schedules of all variants that fit it."""
     facts, dims = load_target(target), dict(plan.dims)
-    return tuple(
-        tuple(build_schedule(program, dims, options, facts) for options in schedules.variants(program, dims))
-        for program in plan.programs
-    )
+    return tuple(build_schedules(program, dims, schedules, facts) for program in plan.programs)
 
 
 def load_schedules(spec: OpSpec, target: str, folder: Path | None = None) -> ScheduleFile:

@@ -1,0 +1,7 @@
+"""The command line: ``qlagen check | explain | show | build | verify | simulate | targets``."""
+
+from __future__ import annotations
+
+from qlagen.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,75 @@
+"""``qlagen explain`` and ``qlagen show``: what the compiler decided, and its stages as text."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterable
+
+from qlagen.algebra.derive import derive
+from qlagen.algebra.explain import explain, explain_json
+from qlagen.algebra.show import show_derivation
+from qlagen.cli.output import print_json, print_lines, progress
+from qlagen.emit.kernel import emit_kernel
+from qlagen.emit.portable import emit_portable
+from qlagen.errors import QlagenError, did_you_mean
+from qlagen.package.compile import DIGEST_LENGTH, load_schedules, schedule_plan
+from qlagen.program.plan import build_plan
+from qlagen.program.show import show_program
+from qlagen.schedule.model import Schedule
+from qlagen.schedule.show import show_schedule
+from qlagen.spec.load import load_spec
+from qlagen.spec.model import OpSpec
+from qlagen.spec.show import show_spec
+
+
+def run(options: argparse.Namespace) -> int:
+    """0, or a QlagenError."""
+    with progress(options.command) as say:
+        spec = load_spec(options.specs[0])
+        if options.command == "explain":
+            say(f"deriving {spec.name}")
+            derivation = derive(spec)
+            value, text = explain_json(derivation), explain(derivation)
+        else:
+            text = show(spec, options, say)
+            value = {"spec": spec.name, "stage": options.stage, "text": text}
+    if options.json:
+        print_json(value)
+    else:
+        print_lines(text)
+    return 0
+
+
+def show(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None] = lambda _: None) -> str:
+    """The text form of one stage; of the stages before it no more is done than needed."""
+    if options.stage == "spec":
+        return show_spec(spec)
+    say(f"deriving {spec.name}")
+    derivation = derive(spec)
+    if options.stage == "algebra":
+        return show_derivation(derivation)
+    if options.stage == "portable":
+        return emit_portable(derivation)
+    plan = build_plan(derivation)
+    if options.stage == "program":
+        return show_program(plan)
+    say(f"scheduling {spec.name}")
+    schedules = load_schedules(spec, options.target, options.schedules)
+    scheduled = schedule_plan(plan, options.target, schedules)
+    chosen = _choose(itertools.chain.from_iterable(scheduled), options.kernel)
+    if options.stage == "schedule":
+        return "\n".join(show_schedule(schedule).rstrip("\n") + "\n" for schedule in chosen)
+    digest = spec.digest[:DIGEST_LENGTH]
+    return "\n\n".join(emit_kernel(schedule, digest, options.target) for schedule in chosen)
+
+
+def _choose(schedules: Iterable[Schedule], kernel: str | None) -> list[Schedule]:
+    """All schedules, or the one that is named. Raises E-KERNEL for another name."""
+    named = {f"{item.program.name}_{item.options.name}": item for item in schedules}
+    if kernel is None:
+        return list(named.values())
+    if kernel not in named:
+        notes = [f"kernels: {', '.join(named)}"]
+        raise QlagenError("E-KERNEL", f"there is no kernel {kernel!r}", notes=notes, hints=did_you_mean(kernel, named))
+    return [named[kernel]]
