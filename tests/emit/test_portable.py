@@ -262,3 +262,10 @@ def test_it_needs_torch_only() -> None:
 def test_the_template_reads_the_whole_view() -> None:
     source = (template_root() / TEMPLATE).read_text("utf-8")
     assert set(re.findall(r"\bview\.(\w+)", source)) == {field.name for field in dataclasses.fields(PortableView)}
+
+
+def test_dynamo_traces_it_whole(modules: dict[str, ModuleType]) -> None:
+    module = modules["delta_rule"]
+    arguments = make_call(small_spec("delta_rule"), (70, 70)).arguments()
+    traced = torch.compile(module.forward, fullgraph=True, backend="eager")(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(traced, module.forward(*arguments), strict=True))

@@ -8,7 +8,6 @@ are zeros that nothing else can reach: sequences share no slot.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,8 +117,7 @@ def cut(like: Tensor, cu_seqlens: Tensor | None, chunk: int, *, heads: int, dtyp
     lengths = [end - start for start, end in itertools.pairwise(offsets)]
     longest_first = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     chunk = min(chunk, max([1, *lengths]))
-    rising = sorted(-(-n // chunk) for n in lengths)
-    counts = tuple(len(rising) - bisect.bisect_right(rising, i) for i in range(max(rising, default=0)))
+    counts = _counts([-(-lengths[n] // chunk) for n in longest_first])
     places = torch.tensor(offsets, dtype=torch.int64, device=like.device)
     starts, ends = places[:-1], places[1:]
     order = None
@@ -132,6 +130,17 @@ def cut(like: Tensor, cu_seqlens: Tensor | None, chunk: int, *, heads: int, dtyp
     valid = rows < torch.cat([ends[:0], *lasts])[:, None]
     rows = rows.masked_fill(~valid, 0)
     return Chunks(batch, tokens, heads, dtype, like.dtype, rows, valid, len(lengths), order, counts)
+
+
+def _counts(chunks: list[int]) -> tuple[int, ...]:
+    """How many sequences have chunk 0, 1, ..., from how many chunks each has, falling."""
+    counts: list[int] = []
+    active = len(chunks)
+    for index in range(max([0, *chunks])):
+        while chunks[active - 1] <= index:
+            active -= 1
+        counts.append(active)
+    return tuple(counts)
 
 
 # Decay atoms of a cumulative log gate G [slots, heads, C]. No exponent is positive.
