@@ -11,15 +11,15 @@ from qlagen.bench.report import Report, make_report
 from qlagen.bench.tables import as_markdown, milliseconds, ratio_text, summary_table, times_table
 
 _METHOD = """\
-Each row runs every implementation on the same inputs, in one process, in turns. A time is the median over samples;
-a sample is the replay of a CUDA graph of many calls, at least 2.5 ms long. Inputs that fit into the L2 cache are
+Each row runs every implementation on the same inputs, in one process, in turns. A time is the median over samples; a
+sample is the replay of a CUDA graph of many calls, at least 2.5 ms long. Inputs that fit into the L2 cache are
 rotated over three times its size. Everything is compiled and tuned before it is timed. A row is written only for
-results that agree with a float64 reference; what is refused is listed below. Gates: *quarter ungated* has a quarter of
-the heads with g = 0 and the rest with g = logsigmoid(x)/16; *model init* has the gates of a Qwen3-Next layer at
-initialisation. All heads are 128 wide; heads are written key:value. Initial and final states are in every row.
-The floor is the longer of two times: the products of the 64-token chunked form on all tensor cores at full clock, and
-every input and output moved once at the measured copy bandwidth. Reproduce with `qlagen bench run`, then
-`qlagen bench report`."""
+results that agree with a float64 reference; what is refused, and what a library does not serve, is listed below.
+Gates: *quarter ungated* has a quarter of the heads with g = 0 and the rest with g = logsigmoid(x)/16; *model init*
+has the gates of a Qwen3-Next layer at initialisation. All heads are 128 wide; heads are written key:value. Initial
+and final states are in every row. The floor is the longer of two times: the products of the 64-token chunked form on
+all tensor cores at full clock, and every input and output moved once at the measured copy bandwidth. Reproduce with
+`qlagen bench run`, then `qlagen bench report`."""
 
 
 def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: str = OURS) -> str:
@@ -32,7 +32,8 @@ def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: st
         parts += [f"![{plot}]({plot})" for plot in plots if plot.rsplit("/", 1)[-1].startswith(direction)]
         parts += ["Milliseconds; the fastest in bold.", as_markdown(times_table(found, direction))]
     parts += _host(records)
-    parts += _refusals(records)
+    parts += _reasons(records, "refused", "Refused")
+    parts += _reasons(records, "unsupported", "Not served")
     parts += ["## Method", _METHOD, "## Machines", _machines(records)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -103,15 +104,15 @@ def _memory(records: Sequence[Record]) -> list[str]:
     return ["Memory that a call allocates, its results included.", as_markdown((head, rows))]
 
 
-def _refusals(records: Sequence[Record]) -> list[str]:
-    """Refusals, equal reasons together."""
+def _reasons(records: Sequence[Record], kind: str, title: str) -> list[str]:
+    """Why there is no time, equal reasons together."""
     reasons: dict[tuple[str, str], int] = {}
     for row in latest(records).values():
-        if row["kind"] == "refused":
+        if row["kind"] == kind:
             key = row["implementation"], row["reason"]
             reasons[key] = reasons.get(key, 0) + 1
-    lines = [f"- {name}, {count} rows: {reason}" for (name, reason), count in reasons.items()]
-    return ["## Refused", "\n".join(lines)] if lines else []
+    lines = [f"- {name}, {count} row{'s' * (count > 1)}: {reason}" for (name, reason), count in reasons.items()]
+    return [f"## {title}", "\n".join(lines)] if lines else []
 
 
 def _machines(records: Iterable[Record]) -> str:

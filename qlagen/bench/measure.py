@@ -70,11 +70,16 @@ class _Candidate:
 
 
 class Measurement:
-    """Measures one case. `run` yields events; a record is of kind "time" or "refused", without its environment."""
+    """Measures one case. `run` yields events, among them records without their environment.
+
+    A record's kind is "time", "refused" for what raised or gave wrong results, or "unsupported" for a case that an
+    implementation does not claim to serve.
+    """
 
     def __init__(self, bench: Bench, case: Case, names: Sequence[str], gated: bool = True) -> None:
         self.bench, self.case, self.gated = bench, case, gated
         self.candidates = [_Candidate(name, bench.implementation(name)) for name in names]
+        self._free()
         self.inputs = make_inputs(case, bench.device)
         self.timer = bench.make_timer()
         self.reference: gate.Reference | None = None
@@ -96,18 +101,21 @@ class Measurement:
         """Run a step for every candidate that is still in; those with a reason against them leave."""
         for candidate in list(self.candidates):
             yield {"event": "begin", "implementation": candidate.name}
+            kind = "refused"
             try:
                 reason = step(candidate)
+            except UnsupportedError as fault:
+                kind, reason = "unsupported", str(fault)
             except Exception as fault:  # whatever a library raises is a verdict on it
                 reason = _reason(fault)
             if reason:
-                yield from self._refuse(candidate, reason)
+                yield from self._refuse(candidate, reason, kind)
                 self._free()
 
-    def _refuse(self, candidate: _Candidate, reason: str) -> Iterator[Event]:
+    def _refuse(self, candidate: _Candidate, reason: str, kind: str = "refused") -> Iterator[Event]:
         self.candidates.remove(candidate)
         candidate.results, candidate.replay = {}, None
-        yield {"event": "record", "record": self._record(candidate, "refused") | {"reason": reason}}
+        yield {"event": "record", "record": self._record(candidate, kind) | {"reason": reason}}
         if broken := self._broken():
             yield {"event": "broken", "implementation": candidate.name, "reason": broken}
 
@@ -125,7 +133,7 @@ class Measurement:
 
     def _check(self, candidate: _Candidate) -> str:
         if reason := candidate.implementation.unsupported(self.case):
-            return reason
+            raise UnsupportedError(reason)
         call = self._call(candidate, self.inputs)
         call()  # compiles and tunes, which must not count as this call's memory
         _poison(self.inputs)
@@ -215,10 +223,12 @@ class Measurement:
         return ""
 
     def _free(self) -> None:
+        """Give back what the last case left, once nothing runs any more."""
         gc.collect()
         if self.bench.device != "cpu":
             import torch
 
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
 
@@ -232,7 +242,7 @@ def _poison(inputs: Inputs) -> None:
 
 def _reason(fault: Exception) -> str:
     first = next((line for line in str(fault).splitlines() if line.strip()), "")
-    return str(fault) if isinstance(fault, UnsupportedError) else f"{type(fault).__name__}: {first[:200]}"
+    return f"{type(fault).__name__}: {first[:200]}"
 
 
 def _error(value: float) -> float:

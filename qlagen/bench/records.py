@@ -10,6 +10,8 @@ from typing import Any
 from qlagen.errors import QlagenError
 
 Record = dict[str, Any]
+ROWS = ("time", "refused", "unsupported")
+"""Kinds of records that say what became of an implementation in a case."""
 _CASE = ("direction", "heads", "sequences", "gates")
 
 
@@ -60,8 +62,8 @@ class RecordFile:
 
 
 def latest(records: Iterable[Record]) -> dict[tuple[str, ...], Record]:
-    """The newest time or refusal of each (direction, heads, sequences, gates, implementation)."""
-    rows = (record for record in records if record["kind"] in ("time", "refused"))
+    """The newest row of each (direction, heads, sequences, gates, implementation), a time or why there is none."""
+    rows = (record for record in records if record["kind"] in ROWS)
     return {(*(row[name] for name in _CASE), row["implementation"]): row for row in rows}
 
 

@@ -230,7 +230,9 @@ class Session:
                 if event["event"] == "begin":
                     current = event["implementation"]
                 elif event["event"] == "record":
-                    medians.append(self._write(event["record"]))
+                    self._write(event["record"])
+                    if event["record"]["kind"] != "unsupported":
+                        medians.append(_short(event["record"]))
                 elif event["event"] == "broken":
                     raise WorkerLostError(event["reason"])
         except (WorkerLostError, RuntimeError) as fault:
@@ -249,11 +251,8 @@ class Session:
             if len(self.versions) > sum(case == other for _, other in self.lost):
                 self.measure(case)
 
-    def _write(self, record: dict[str, Any]) -> str:
+    def _write(self, record: dict[str, Any]) -> None:
         self.file.add({**record, "environment": self.environment})
-        if record["kind"] == "refused":
-            return f"{record['implementation']} refused ({record['reason']})"
-        return f"{record['implementation']} {record['median_ms']} ms"
 
 
 class CompilePool:
@@ -285,6 +284,13 @@ class CompilePool:
         self.executor.shutdown()
         for worker in self.workers:
             worker.close()
+
+
+def _short(record: Mapping[str, Any]) -> str:
+    """A row in a few words."""
+    if record["kind"] == "refused":
+        return f"{record['implementation']} refused ({record['reason']})"
+    return f"{record['implementation']} {record['median_ms']} ms"
 
 
 def _compile_with(worker: Worker, job: Job) -> str:

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Protocol
 
+from qlagen.bench.arguments import STALL_SECONDS
 from qlagen.bench.measure import Bench, Event
 from qlagen.bench.worker import Request, handle
-
-STALL_SECONDS = 150.0
-"""No event for this long means that a kernel hangs. Tuning a library's kernels takes half of it."""
 
 
 class WorkerLostError(Exception):
@@ -54,12 +53,16 @@ class ProcessWorker:
         environment: Mapping[str, str] | None = None,
         stall_seconds: float = STALL_SECONDS,
         command: Sequence[str] = (sys.executable, "-m", "qlagen.bench.worker"),
+        log: Path | None = None,
     ) -> None:
+        """`log` takes what libraries print, this process's standard error otherwise."""
         self.stall_seconds = stall_seconds
+        self.log = log.open("ab") if log else None
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self.log,
             text=True,
             env={**os.environ, **(environment or {})},
         )
@@ -104,6 +107,8 @@ class ProcessWorker:
             except (OSError, subprocess.TimeoutExpired):
                 self.process.kill()
         self.process.wait()
+        if self.log is not None:
+            self.log.close()
 
 
 def _pass_lines(source: IO[str] | None, lines: queue.Queue[str]) -> None:

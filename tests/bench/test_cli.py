@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from qlagen.bench import cli
+from qlagen.bench.arguments import PARTS, RESULTS, register
 from qlagen.bench.report import make_report
 from tests.bench.rows import example
 
@@ -32,14 +35,19 @@ def test_the_report_as_text(rows: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "A peer is faster in 1 of 3 rows" in out
 
 
-def test_the_document_and_the_plots_are_written(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = tmp_path / "docs" / "benchmarks.md"
-    assert cli.main(["plot", "--out", str(tmp_path / "docs" / "benchmarks"), str(rows)]) == 0
-    assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == [
-        *("forward-heads.png", "forward-length.png", "backward-heads.png"),
+def test_the_document_and_the_plots_are_written(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plot", str(rows)]) == 0
+    names = [
+        "docs/benchmarks/forward-heads.png",
+        "docs/benchmarks/forward-length.png",
+        "docs/benchmarks/backward-heads.png",
     ]
-    assert cli.main(["report", "--docs", str(document), str(rows)]) == 0
-    assert "(benchmarks/forward-length.png)" in document.read_text()
+    assert capsys.readouterr().out.splitlines() == names
+    assert cli.main(["report", "--docs", str(rows)]) == 0
+    assert "(benchmarks/forward-length.png)" in (tmp_path / "docs" / "benchmarks.md").read_text()
 
 
 def test_the_plan_can_be_listed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,18 +79,25 @@ def test_without_a_gpu_the_error_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err.startswith("error[E-BENCH-GPU]: nvidia-smi finds no GPU to measure on\n")
 
 
-def test_it_registers_with_the_command_line() -> None:
+def test_it_registers_with_the_command_line(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    cli.register(parser.add_subparsers(dest="command"))
-    arguments = parser.parse_args(["bench", "run", "--budget", "60", "--libs", "fla, flash_qla"])
-    assert arguments.handler is cli.run_command
-    assert (arguments.budget, arguments.libs, arguments.parts) == (60.0, ("fla", "flash_qla"), cli.PARTS)
+    register(parser.add_subparsers(dest="command"))
+    options = parser.parse_args(["bench", "run", "--budget", "60", "--libs", "fla, flash_qla"])
+    assert (options.budget, options.libs, options.parts) == (60.0, ("fla", "flash_qla"), PARTS)
+    assert cli.run(parser.parse_args(["bench", "report", "--json", str(rows)])) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"forward", "backward"}
+
+
+def test_help_needs_neither_torch_nor_a_stage_of_the_compiler() -> None:
+    program = "import sys; import qlagen.bench.arguments; print([m for m in sys.modules if m.startswith('qlagen.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert done.stdout == "['qlagen.bench', 'qlagen.bench.arguments']\n"
 
 
 def test_the_committed_document_is_what_the_committed_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     committed = REPOSITORY / "docs" / "benchmarks.md"
-    files = sorted((REPOSITORY / cli.RESULTS).glob("*.jsonl"))
+    files = sorted((REPOSITORY / RESULTS).glob("*.jsonl"))
     assert committed.exists() == bool(files)
     if files:
         plots = [f"benchmarks/{path.name}" for path in sorted((REPOSITORY / "docs" / "benchmarks").glob("*.png"))]

@@ -77,7 +77,8 @@ def test_what_raises_is_refused_with_its_reason() -> None:
 
     found = records(make_bench({"a": Raises("a"), "b": Declines("b"), "c": Fake("c")}), small_case())
     assert found["a"]["reason"] == "ValueError: no such kernel"
-    assert found["b"]["reason"] == "has no such heads"
+    assert (found["b"]["kind"], found["b"]["reason"]) == ("unsupported", "has no such heads")
+    assert found["a"]["kind"] == "refused"
     assert found["c"]["kind"] == "time"
 
 

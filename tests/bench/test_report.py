@@ -45,14 +45,14 @@ def test_peers_alone_make_a_report_too() -> None:
     assert backward["min_vs_best"] is None
     assert backward["geomean_vs"] == {}
     assert set(backward["floor_fraction"]) == {"flash_qla", "fla"}
-    assert backward["rows"][0]["refused"] == {"flashinfer": "has no backward pass"}
+    assert backward["rows"][0]["refused"] == {}
 
 
 def recompute(records: list[dict[str, Any]], direction: str) -> dict[str, Any]:
     """The report's sums from the rows, in the plainest way."""
     newest: dict[Any, dict[str, Any]] = {}
     for record in records:
-        if record["kind"] in ("time", "refused") and record["direction"] == direction:
+        if record["kind"] in ("time", "refused", "unsupported") and record["direction"] == direction:
             case = record["heads"], record["sequences"], record["gates"]
             newest[case, record["implementation"]] = record
     times: dict[Any, dict[str, float]] = {}
@@ -157,7 +157,8 @@ def test_the_document_holds_every_row_and_refusal() -> None:
     }
     text = make_document([*example(), host, first], ["benchmarks/forward-heads.png"])
     assert "| 16:64 | 1x8192 | quarter ungated | 0.500 | 0.400 | 1.000 | **0.100** | 0.80× |" in text
-    assert "- flashinfer, 1 rows: has no backward pass" in text
+    assert "## Not served\n\n- flashinfer, 1 row: has no backward pass" in text
+    assert "## Refused\n\n- flashinfer, 1 row: wrong o: relative error 0.3, at most 0.01 is right" in text
     assert "![benchmarks/forward-heads.png](benchmarks/forward-heads.png)" in text
     assert "| fla | 2:8 | 1x1024 | 412 |" in text
     assert "| fla | cold | 4.0 | 31.2 |" in text

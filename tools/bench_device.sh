@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# The benchmark on a GPU machine without network: Python 3.12 with PyTorch and Triton there, everything else brought along.
+#
+#   tools/bench_device.sh stage DIR...     unpack what the folders hold: site.tar.xz, wheels, fi.part.00 and fi.part.01
+#   tools/bench_device.sh run DATE [ARGS]  `qlagen bench run ARGS`; rows of benchmarks/results/nvidia-h200-DATE.jsonl
+#                                          are taken over, and the file goes to $OUT (benchmarks/results without it)
+# Parts of one archive may come in several calls of `stage`; they are unpacked when the last has come.
+set -euo pipefail
+root=${BENCH_ROOT:-/tmp/qlagen-bench}
+parts=2 # of the FlashInfer archive
+
+stage() {
+  mkdir -p "$root/site" "$root/fi" "$root/parts"
+  for folder in "$@"; do
+    [ -e "$folder/site.tar.xz" ] && xz -dc -T8 "$folder/site.tar.xz" | tar -C "$root/site" -xf -
+    for wheel in "$folder"/*.whl; do
+      [ -e "$wheel" ] && python3 -m zipfile -e "$wheel" "$root/site"
+    done
+    for part in "$folder"/fi.part.*; do
+      [ -e "$part" ] && cp "$part" "$root/parts/"
+    done
+  done
+  if [ "$(find "$root/parts" -name 'fi.part.*' | wc -l)" -eq "$parts" ]; then
+    cat "$root"/parts/fi.part.* | xz -dc -T8 | tar -C "$root/fi" -xf -
+    rm "$root"/parts/fi.part.*
+  fi
+  du -sh "$root"/*
+}
+
+run() {
+  local file="nvidia-h200-$1.jsonl" out=${OUT:-benchmarks/results}
+  shift
+  export PYTHONPATH=$PWD:$PWD/generated/qla_ops/src:$root/site:$root/fi:$root/fi/nvidia_cutlass_dsl/dsl_packages
+  export PYTHONUNBUFFERED=1 TILELANG_CACHE_DIR=$root/cache/tilelang TRITON_CACHE_DIR=$root/cache/triton
+  export FLASHINFER_WORKSPACE_BASE=$root/cache/flashinfer
+  mkdir -p "$out" "$root/cache"
+  if [ "$out" != benchmarks/results ] && [ -e "benchmarks/results/$file" ]; then
+    cp "benchmarks/results/$file" "$out/$file"
+  fi
+  local status=0
+  python3 -m qlagen.bench run --results "$out/$file" --log "$out/bench.log" "$@" || status=$?
+  python3 -m qlagen.bench report "$out/$file" | cut -c1-170 | tail -n 70 || true
+  return $status
+}
+
+command=${1:?stage or run}
+shift
+case $command in
+  stage | run) "$command" "$@" ;;
+  *) echo "unknown: $command" >&2; exit 2 ;;
+esac
