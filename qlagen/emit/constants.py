@@ -53,6 +53,7 @@ def candidate_constants(context: Context) -> Entries:
         ("OCTET", "8"),
         *(("ROW_PADDING", str(ring.shape[1] - CHUNK_ROWS)) for ring in schedule.rings if is_padded(ring)),
         ("SCAN_FLOOR", "-128.0"),
+        ("MINUS_INFINITY", 'float("-inf")'),
         ("LOG2_E", "1.4426950408889634"),
         ("FULL_ROW", "T.GemmWarpPolicy.FullRow"),
     ]
@@ -85,17 +86,26 @@ def exports(context: Context) -> Entries:
         ("NAME", f'"{kernel_name(schedule)}"'),
         ("KIND", '"carried"' if context.carried else '"chunk_parallel"'),
         ("TENSORS", _strings(tensor.name for tensor in parameters(context))),
-        ("SCALARS", "(" + "".join(f'("{name}", "{kind}"), ' for name, kind in scalars(context)).rstrip() + ")"),
+        ("SCALARS", _tuple(f'("{name}", "{kind}")' for name, kind in scalars(context))),
         ("DYNAMIC", _strings(dynamic_dimensions(context))),
         ("DATA_TYPES", _strings(DATA_TYPES)),
         ("CTAS_PER_SM", str(schedule.options.ctas_per_sm)),
         ("SHARED_BYTES", str(schedule.shared_bytes)),
-        ("PASS_CONFIGS", "{" + ", ".join(f'"{key}": {value}' for key, value in PASS_CONFIGS.items()) + "}"),
+        ("PASS_CONFIGS", _listed("{", (f'"{key}": {value}' for key, value in PASS_CONFIGS.items()), "}")),
     )
 
 
 def _strings(names: Iterable[str]) -> str:
-    return "(" + "".join(f'"{name}", ' for name in names).rstrip() + ")"
+    return _tuple(f'"{name}"' for name in names)
+
+
+def _tuple(entries: Iterable[str]) -> str:
+    return _listed("(", entries, ")")
+
+
+def _listed(opening: str, entries: Iterable[str], closing: str) -> str:
+    """One entry a line, each with a comma."""
+    return "\n".join((opening, *(f"    {entry}," for entry in entries), closing))
 
 
 def used_constants(candidates: Entries, text: str) -> Entries:

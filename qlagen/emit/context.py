@@ -97,17 +97,17 @@ def ring_name(ring: Ring) -> str:
 
 
 def stage(ring: Ring) -> str:
-    """The slot of iteration i."""
-    return f"step % {STAGES[ring.stage_class]}"
+    """The slot of an iteration; a role's own ring has one."""
+    return "0" if ring.stage_class == "inner" else f"step % {STAGES[ring.stage_class]}"
 
 
 def slot(ring: Ring) -> str:
-    """The whole tile of iteration i."""
+    """The whole tile of an iteration."""
     return f"{ring_name(ring)}[{stage(ring)}, {', '.join(':' for _ in ring.dims)}]"
 
 
 def entry(ring: Ring, index: str) -> str:
-    """One entry of a vector ring at iteration i."""
+    """One entry of a vector ring at an iteration."""
     return f"{ring_name(ring)}[{stage(ring)}, {index}]"
 
 

@@ -40,6 +40,8 @@ def factors(expr: ElementExpr) -> tuple[ElementExpr, ...]:
 
 def product(parts: Sequence[ElementExpr], leaf: Leaf) -> str:
     """The text of a product of `parts`; 1 when there are none."""
+    if len(parts) == 1:
+        return render(parts[0], leaf)
     return " * ".join(_group(part, render(part, leaf)) for part in parts) if parts else "1.0"
 
 
@@ -49,3 +51,16 @@ def strictest(gates: Sequence[Gate]) -> str | None:
     if "strict" in kinds:
         return ">"
     return ">=" if kinds & {"lower", "decay"} else None
+
+
+def broken(text: str, width: int = 88) -> tuple[str, ...]:
+    """The expression in one line if it fits `width`, else a line for each operand of its outermost operators."""
+    if len(text) <= width:
+        return (text,)
+    lines, depth, start = [], 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([") - (sign in ")]")
+        if depth == 0 and place > start and text[place : place + 3] in (" * ", " + ", " - "):
+            lines.append(text[start:place])
+            start = place + 1
+    return (*lines, text[start:])

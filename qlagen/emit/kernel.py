@@ -80,13 +80,13 @@ def _summary(schedule: Schedule) -> str:
     return f"the chunks of a sequence in order, {held}{schedule.program.carry.name} resident in fp32 registers"
 
 
-def _options_text(schedule: Schedule) -> str:
+def _options_text(schedule: Schedule) -> tuple[str, ...]:
     options = schedule.options
     registers = ", ".join(f"{name} {count}" for name, count in options.registers) or "as compiled"
     return (
         f"variant {options.name}: value tile {options.value_tile}, {options.stages} load stages, "
-        f"ahead {options.ahead}, {options.output_stages} output stages, registers {registers}, "
-        f"{options.ctas_per_sm} CTAs per SM"
+        f"ahead {options.ahead}, {options.output_stages} output stages,",
+        f"registers {registers}, {options.ctas_per_sm} CTAs per SM",
     )
 
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlagen.emit.context import TILE, Context, entry, ring_name, stage
-from qlagen.emit.expressions import factors, product, render, strictest
+from qlagen.emit.expressions import broken, factors, product, render, strictest
 from qlagen.emit.views import Comment, GateVector, Map, MapLoop, Vector
 from qlagen.errors import QlagenError
 from qlagen.program.ir import ElementExpr, Gate, Ref
 from qlagen.schedule.model import Role, Step
-
-MINUS_INFINITY = '-T.infinity("float32")'
 
 
 def comment_of(step: Step) -> Comment:
@@ -66,7 +64,7 @@ class MapText:
         if gate.kind != "decay":
             return f"T.if_then_else({keep}, 1.0, 0.0)"
         exponent = f"{gate.name}_rows[{self.row}] - {gate.name}_columns[{self.column}]"
-        return f"T.exp2(T.if_then_else({keep}, {exponent}, {MINUS_INFINITY}))"
+        return f"T.exp2(T.if_then_else({keep}, {exponent}, MINUS_INFINITY))"
 
     def masked_product(self, parts: Sequence[ElementExpr]) -> str:
         """A product whose mask factors select entries: inside a decay's exponent, else around the product."""
@@ -97,12 +95,13 @@ def map_view(context: Context, role: Role, step: Step) -> Map:
     parts = factors(required_expr(step))
     host = _fp32_host(context, step, parts) if out.dtype == "data" and _has_decay(text, parts) else None
     if host is None:
-        loops: tuple[MapLoop, ...] = (MapLoop(target, text.masked_product(parts)),)
+        loops: tuple[MapLoop, ...] = (MapLoop(target, broken(text.masked_product(parts))),)
     else:
         inside = [p for p in parts if isinstance(p, Ref) and (p.name in text.gates or p.name == host.name)]
         rest = [p for p in parts if not any(p is q for q in inside)]
         place = text.leaf(host)
-        loops = (MapLoop(place, text.masked_product(inside)), MapLoop(target, product((host, *rest), text.leaf)))
+        converted = product((host, *rest), text.leaf)
+        loops = (MapLoop(place, broken(text.masked_product(inside))), MapLoop(target, broken(converted)))
     rows, columns = context.extents(step.writes)
     if out.transposed_view:
         rows, columns = columns, rows
@@ -178,6 +177,6 @@ def vector_view(context: Context, step: Step) -> Vector:
         stage=stage(out),
         length=TILE[out.dims[0]],
         last=_last_entries(context, step),
-        value=value,
+        value=broken(value),
         comment=comment_of(step),
     )

@@ -46,15 +46,21 @@ def barrier_views(context: Context) -> tuple[views.BarrierView, ...]:
     """The schedule's barriers, and one for each mover that must change tiles before it announces them."""
     found = []
     for barrier in context.schedule.barriers:
-        verb = "release" if barrier.releases else "fill"
-        note = f"{', '.join(barrier.producers)} {verb} {', '.join(barrier.rings)} for {', '.join(barrier.consumers)}"
+        if barrier.releases:
+            note = f"{', '.join(barrier.consumers)} may fill {', '.join(barrier.rings)}"
+        else:
+            note = f"{', '.join(barrier.consumers)} may read {', '.join(barrier.rings)}"
         if barrier.transaction_bytes:
-            note += f", {barrier.transaction_bytes} bytes"
-        found.append(views.BarrierView(barrier.name, STAGES[barrier.stage_class], str(barrier.count), note))
+            note += f" ({barrier.transaction_bytes} bytes by TMA)"
+        found.append(
+            views.BarrierView(
+                barrier.name, STAGES[barrier.stage_class], str(barrier.count), ", ".join(barrier.producers), note
+            )
+        )
     for role in context.schedule.roles:
         if role.kind == "mover" and needs_landed(context, role):
-            note = f"{role.name} waits for tiles whose last rows it zeroes"
-            found.append(views.BarrierView(landed_barrier(role), "1", "1", note))
+            note = f"{role.name} may zero the last rows of a cut chunk"
+            found.append(views.BarrierView(landed_barrier(role), "1", "1", role.name, note))
     return tuple(found)
 
 

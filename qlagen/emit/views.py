@@ -57,7 +57,8 @@ class GateVector:
 @dataclass(frozen=True)
 class MapLoop:
     out: str
-    value: str
+    value: tuple[str, ...]
+    """In one or more lines."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Vector(Line):
     stage: str
     length: str
     last: tuple[tuple[str, str], ...]
-    value: str
+    value: tuple[str, ...]
     comment: Comment
 
 
@@ -340,6 +341,7 @@ class BarrierView:
     name: str
     stages: str
     count: str
+    producers: str
     note: str
 
 
@@ -381,7 +383,7 @@ class Banner:
     spec_digest: str
     template_digest: str
     target: str
-    options: str
+    options: tuple[str, ...]
 
 
 @dataclass(frozen=True)
