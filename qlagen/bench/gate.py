@@ -31,6 +31,9 @@ HEAD_LIMITS = {
 """Two to three times the error of a right kernel with 16-bit operands; dg is a sum of terms that cancel."""
 ROW_LIMIT = 0.25
 _SMALL_HEAD = 0.05
+"""Of the heads' usual norm: smaller heads are measured against this."""
+_NOTHING = 1e-6
+"""A row of this length is nothing beside results of the order of one; a gradient can vanish in every head."""
 PEER_FACTOR = 2.0
 """Two right results differ by at most the sum of their errors."""
 
@@ -112,7 +115,7 @@ def distance(got: torch.Tensor, want: torch.Tensor, name: str, typical: float = 
     missed, _ = _rows(got.double() - want.double(), name)
     heads = squares.sum(0)
     small = _SMALL_HEAD**2 * (typical or _typical([heads]))
-    heads = heads.clamp(min=max(small, 1e-60))
+    heads = heads.clamp(min=max(small, rows * _NOTHING**2))
     head = (missed.sum(0) / heads).sqrt().max().item()
     row = (missed * rows / heads).sqrt().max().item()
     return Error(_finite(head), _finite(row))

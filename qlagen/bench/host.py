@@ -50,7 +50,11 @@ def host_rows(bench: Bench, names: Sequence[str], cases: Sequence[Case]) -> Iter
             if implementation.unsupported(case):
                 continue
             yield {"event": "begin", "implementation": name}
-            seconds = _enqueue_seconds(bench, implementation, case)
+            try:
+                seconds = _enqueue_seconds(bench, implementation, case)
+            except Exception as fault:  # whatever a library raises, the others go on
+                yield {"event": "failed", "implementation": name, "reason": f"{type(fault).__name__}: {fault}"[:200]}
+                continue
             record = {"kind": "host", **case.as_json(), **version, "enqueue_us": round(seconds * 1e6, 1)}
             yield {"event": "record", "record": record}
         yield {"event": "record", "record": {"kind": "size", **version, **sizes(implementation)}}

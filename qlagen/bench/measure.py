@@ -224,10 +224,10 @@ class Measurement:
 
     def _free(self) -> None:
         """Give back what the last case left, once nothing runs any more."""
-        gc.collect()
         if self.bench.device != "cpu":
             import torch
 
+            gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 

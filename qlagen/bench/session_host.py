@@ -24,6 +24,8 @@ def run_host(session: Session) -> None:
         for event in session.worker.ask(request):
             if event["event"] == "record":
                 session.file.add({**event["record"], "environment": session.environment})
+            elif event["event"] == "failed":
+                session.crew.say(f"host time of {event['implementation']}: {event['reason']}")
     except (WorkerLostError, RuntimeError) as fault:
         session.crew.say(f"host times: {fault}")
     with tempfile.TemporaryDirectory() as folder:

@@ -88,6 +88,7 @@ class ProcessWorker:
         try:
             line = self.lines.get(timeout=self.stall_seconds)
         except queue.Empty:
+            self.process.kill()
             self.close()
             raise WorkerLostError(f"hung: no sign of life for {self.stall_seconds:.0f} s") from None
         if not line:

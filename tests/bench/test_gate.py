@@ -99,3 +99,9 @@ def test_among_peers_the_odd_one_out_is_wrong(forward: tuple[Inputs, Results]) -
     assert verdicts["wrong"].startswith("wrong o: relative error 0.1")
     assert {name: other for name, (other, _) in found.items()} == {"a": "b", "b": "a", "wrong": "a"}
     assert gate.peer_errors({"a": results}, "forward") == {}
+
+
+def test_results_that_vanish_in_every_head_may_be_a_little_off() -> None:
+    want = torch.zeros(3, 4, 128, 128)
+    assert gate.distance(want + 1e-12, want, "d_initial_state").head < 1e-3
+    assert gate.distance(want + 1e-3, want, "d_initial_state").head > 1

@@ -1,8 +1,22 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from qlagen.bench.timing import LEAST_SAMPLES, MOST_SAMPLES, Replay, host_seconds, interleave, percentile, summarise
+import pytest
+import torch
+
+from qlagen.bench import timing
+from qlagen.bench.timing import (
+    LEAST_SAMPLES,
+    MOST_SAMPLES,
+    CudaTimer,
+    Replay,
+    host_seconds,
+    interleave,
+    percentile,
+    summarise,
+)
 
 
 class Steps:
@@ -37,3 +51,72 @@ def test_host_time_is_per_call() -> None:
     seconds = host_seconds(lambda: made.append(1), lambda: made.append(0), calls=5, rounds=3)
     assert made == [0, 1, 1, 1, 1, 1] * 3 + [0]
     assert 0 < seconds < 0.1
+
+
+class FakeCuda:
+    """The parts of torch.cuda that the timer uses; a call takes a millisecond, a replay of ten calls ten."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capture_fails: bool = False) -> None:
+        self.now, self.made, self.capture_fails = 0.0, 0, capture_fails
+        clock = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: object) -> None:
+                self.at = clock.now
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, other: Event) -> float:
+                return (other.at - self.at) * 1e3
+
+        class Graph:
+            def replay(self) -> None:
+                clock.now += self.seconds
+
+        @contextmanager
+        def capture(graph: Graph, pool: object, stream: object) -> Iterator[None]:
+            assert (pool, stream) == ("pool", clock)
+            before = clock.now
+            yield
+            graph.seconds = clock.now - before
+            clock.now = before
+            if clock.capture_fails:
+                raise RuntimeError("operation not permitted when stream is capturing")
+
+        for name, value in {"Event": Event, "CUDAGraph": Graph, "graph": capture}.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+
+    def synchronize(self) -> None:
+        pass
+
+    def call(self) -> None:
+        self.made += 1
+        self.now += 1e-3
+
+
+@pytest.mark.parametrize(("sets", "calls"), [(1, 3), (2, 4), (5, 5)])
+def test_a_graph_holds_whole_rounds_of_the_input_sets(monkeypatch: pytest.MonkeyPatch, sets: int, calls: int) -> None:
+    cuda = FakeCuda(monkeypatch)
+    timer = CudaTimer(cuda)  # type: ignore[arg-type]
+    replay = timer.prepare([cuda.call] * sets)
+    assert (replay.mode, replay.calls) == ("graph", calls)
+    made = cuda.made
+    assert timer.sample(replay) == pytest.approx(1e-3)
+    assert cuda.made == made  # replayed, not called
+
+
+def test_where_capture_fails_calls_are_timed_and_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, capture_fails=True)
+    timer = CudaTimer(cuda)  # type: ignore[arg-type]
+    replay = timer.prepare([cuda.call])
+    assert (replay.mode, replay.calls) == ("events (RuntimeError in capture)", 3)
+    made = cuda.made
+    assert timer.sample(replay) == pytest.approx(1e-3)
+    assert cuda.made == made + 3

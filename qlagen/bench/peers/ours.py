@@ -46,8 +46,8 @@ class Ours(Implementation):
         return f"{getattr(self.library, '__version__', '0')}+{self.digest}"
 
     def compile_key(self, case: Case) -> str:
-        """Heads and lengths are run-time values; which tile plan runs depends on how many CTAs there are."""
-        return f"{case.direction} {len(case.lengths) * case.value_heads}"
+        """Heads and lengths are run-time values; which tile plan runs depends on how many CTAs there are, roughly."""
+        return f"{case.direction} {(len(case.lengths) * case.value_heads).bit_length()}"
 
     def forward(self, inputs: Inputs) -> Call:
         import torch
