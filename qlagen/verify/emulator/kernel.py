@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,19 @@ STANDARD_MODES = (
 """The modes a kernel should pass, bit for bit alike; the seeded ones expose most ordering faults."""
 
 
+_ONE_AT_A_TIME = threading.RLock()  # the stacks of the fibers belong to one launch
+_STACKS: list[int] = []
+
+
+def _share_stacks(library: ctypes.CDLL) -> None:
+    """Gives `library` the stacks that the first library of this process has mapped."""
+    library.emulator_map_stacks.restype = ctypes.c_void_p
+    with _ONE_AT_A_TIME:
+        if not _STACKS:
+            _STACKS.append(library.emulator_map_stacks())
+        library.emulator_use_stacks(ctypes.c_void_p(_STACKS[0]))
+
+
 class EmulatedKernel:
     """A generated kernel, compiled for the CPU. Call it with tensors and numbers by name."""
 
@@ -71,6 +85,7 @@ class EmulatedKernel:
         self._loaded = ctypes.CDLL(str(library))
         self._loaded.get_last_error.restype = ctypes.c_char_p
         self._loaded.emulator_failure.restype = ctypes.c_char_p
+        _share_stacks(self._loaded)
 
     def __call__(self, *, mode: Mode = Mode(), blocks: Sequence[Block] = (), **arguments: Any) -> None:
         """`run` with the arguments as keywords."""
@@ -89,8 +104,9 @@ class EmulatedKernel:
         chosen = (ctypes.c_uint * max(1, len(flat)))(*flat)
         seeded, seed = int(mode.seed is not None), ctypes.c_uint64(mode.seed or 0)
         switches = (int(mode.lazy), int(mode.late), seeded, seed, _FENCE_RULES[mode.fences])
-        self._loaded.emulator_configure(*switches, chosen, len(blocks))
-        code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))
+        with _ONE_AT_A_TIME:
+            self._loaded.emulator_configure(*switches, chosen, len(blocks))
+            code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))
         bound.finish(self.name)
         if code:
             raise self._error(mode)

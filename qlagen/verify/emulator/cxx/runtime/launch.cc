@@ -103,4 +103,7 @@ EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t
   emu::begin_launch();
   for (int i = 0; i < block_count; ++i) emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));
 }
+// Libraries in one process share the fibers' stacks: a few thousand mappings each would exhaust the process.
+EMULATOR_EXPORT void* emulator_map_stacks() { return emu::map_stacks(); }
+EMULATOR_EXPORT void emulator_use_stacks(void* memory) { emu::use_stacks(static_cast<char*>(memory)); }
 EMULATOR_EXPORT const char* emulator_failure() { return emu::failed() ? emu::failure_text() : emu::refused_tensor_map(); }

@@ -45,7 +45,7 @@ int current_thread;
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024, kPageBytes = 4096;
-constexpr long kMaximumIdlePolls = 20000;
+constexpr long kMaximumIdlePolls = 2000;  // for each thread of the block
 
 struct Fiber {
   Context context;
@@ -83,15 +83,11 @@ uint32_t random_bits() {
   return uint32_t(z >> 32);
 }
 
+char* stacks;
+
 char* stack_of(int thread) {
-  // One mapping for all stacks; the lowest page of each stays unmapped, so that an overflow faults at once.
-  static char* base = [] {
-    void* memory = mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) fail("MEMORY", "no address space for %d fiber stacks", kMaxThreads);
-    for (int i = 0; i < kMaxThreads; ++i) mprotect(static_cast<char*>(memory) + i * kStackBytes, kPageBytes, PROT_NONE);
-    return static_cast<char*>(memory);
-  }();
-  return base + thread * kStackBytes;
+  if (!stacks) stacks = map_stacks();
+  return stacks + thread * kStackBytes;
 }
 
 void to_scheduler() {
@@ -159,7 +155,7 @@ bool run_by_priority() {
   if (best_warp < 0) return false;
   polled = false;
   step(best_warp);
-  if (polled) warps[best_warp].priority = 0;
+  if (polled) warps[best_warp].priority = random_bits() % 1024;  // behind all that do not poll
   else if (random_bits() % 8 == 0) warps[best_warp].priority = random_bits();
   return true;
 }
@@ -182,6 +178,15 @@ std::string stuck_threads() {
 }
 
 }  // namespace
+
+char* map_stacks() {
+  // One mapping for all stacks; the lowest page of each stays unmapped, so that an overflow faults at once.
+  void* memory = mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail("MEMORY", "no address space for %d fiber stacks", kMaxThreads);
+  for (int i = 0; i < kMaxThreads; ++i) mprotect(static_cast<char*>(memory) + i * kStackBytes, kPageBytes, PROT_NONE);
+  return static_cast<char*>(memory);
+}
+void use_stacks(char* memory) { stacks = memory; }
 
 std::string format(const char* text, ...) {
   char buffer[1024];

@@ -71,6 +71,8 @@ std::string shared_name(const void* address, uint32_t element_bytes);
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 
 // Runs every thread of the current block to its end.
+char* map_stacks();
+void use_stacks(char* memory);
 void run_block(int threads, void (*body)(void*), void* arguments);
 int live_threads();
 
