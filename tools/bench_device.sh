@@ -32,7 +32,7 @@ run() {
   shift
   export PYTHONPATH=$PWD:$PWD/generated/qla_ops/src:$root/site:$root/fi:$root/fi/nvidia_cutlass_dsl/dsl_packages
   export PYTHONUNBUFFERED=1 TILELANG_CACHE_DIR=$root/cache/tilelang TRITON_CACHE_DIR=$root/cache/triton
-  export FLASHINFER_WORKSPACE_BASE=$root/cache/flashinfer
+  export FLASHINFER_WORKSPACE_BASE=$root/cache/flashinfer QLA_OPS_CACHE=$root/cache/qla_ops
   mkdir -p "$out" "$root/cache"
   if [ "$out" != benchmarks/results ] && [ -e "benchmarks/results/$file" ]; then
     cp "benchmarks/results/$file" "$out/$file"

@@ -130,6 +130,8 @@ class CudaTimer:
                 run()
         except Exception as fault:
             torch.cuda.synchronize()
+            # PyTorch may still count the failed capture as recording to its pool, and would refuse the next one.
+            self.pool = torch.cuda.graph_pool_handle()
             return Replay(run, count, f"events ({type(fault).__name__} in capture)")
         replay = Replay(graph.replay, count, "graph")
         self.sample(replay)

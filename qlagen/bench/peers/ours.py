@@ -75,7 +75,7 @@ class Ours(Implementation):
         leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in _LEAVES}
         try:
             o, state = self._run(replace(inputs, **leaves))
-        except NotImplementedError as fault:
+        except self.library.ImplementationUnavailableError as fault:
             raise UnsupportedError(str(fault)) from fault
         if not o.requires_grad:
             raise UnsupportedError("has no backward pass")
