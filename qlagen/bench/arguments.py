@@ -16,11 +16,12 @@ STALL_SECONDS = 150.0
 
 
 def register(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `bench` to the subparsers of `qlagen`; `qlagen.bench.cli.run(options)` runs what was chosen."""
+    """Add `bench` to the subparsers of `qlagen`; `qlagen.cli.bench` runs what was chosen."""
     text = "time the emitted library beside its peers on this GPU"
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench", help=text, description=text[0].upper() + text[1:] + "."
     )
+    parser.set_defaults(module="bench")
     add_commands(parser)
     return parser
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -84,6 +85,7 @@ def test_it_registers_with_the_command_line(rows: Path, capsys: pytest.CaptureFi
     register(parser.add_subparsers(dest="command"))
     options = parser.parse_args(["bench", "run", "--budget", "60", "--libs", "fla, flash_qla"])
     assert (options.budget, options.libs, options.parts) == (60.0, ("fla", "flash_qla"), PARTS)
+    assert importlib.import_module(f"qlagen.cli.{options.module}").run is cli.run
     assert cli.run(parser.parse_args(["bench", "report", "--json", str(rows)])) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"forward", "backward"}
 
