@@ -22,6 +22,8 @@ CXX_ROOT = Path(__file__).resolve().parent / "cxx"
 _COMMON_FLAGS = ("-std=c++20", "-w", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
 _RUNTIME_OPTIMISATION = "-O3"
 _KERNEL_OPTIMISATION = "-O1"
+_POISONED_LOCALS = "-ftrivial-auto-var-init=pattern"
+"""Registers that a kernel reads before it writes them hold bytes 0xFE: -1.7e38 as float32, bfloat16."""
 _STORE_HOOKS = (
     "-fsanitize=kernel-address",
     *(f"--param=asan-{name}" for name in ("instrumentation-with-call-threshold=0", "instrument-reads=0")),
@@ -88,7 +90,7 @@ def build_library(source: str, name: str, directory: Path) -> Path:
     QlagenError E-EMU-UNMODELLED when the kernel names something the emulator lacks, E-EMU-COMPILE for other errors.
     """
     compiler = find_compiler()
-    flags = (*compiler.flags(_KERNEL_OPTIMISATION), *_STORE_HOOKS)
+    flags = (*compiler.flags(_KERNEL_OPTIMISATION), _POISONED_LOCALS, *_STORE_HOOKS)
     key = _digest([compiler.path, compiler.version, *flags, _runtime_key(compiler), source])
     library = directory / f"emulated_{name}_{key}.so"
     if library.exists():

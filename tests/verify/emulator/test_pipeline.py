@@ -113,6 +113,7 @@ MUTATIONS = {
         {"OVER-ARRIVAL"},
     ),
     "barrier not initialised": (r"free\[0\]\.init\(4\);", "", (Mode(),), {"UNINITIALISED"}),
+    "accumulator not cleared": (r"\*\(float4\*\)\(sums \+ \(i \* 4\)\) = make_float4[^;]*;", "", (Mode(),), {"wrong"}),
     "wrong bytes": (
         r"(a_desc, ready.*\s*)(.*)expect_transaction\(8192\)",
         r"\1\2expect_transaction(8208)",

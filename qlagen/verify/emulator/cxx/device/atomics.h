@@ -16,14 +16,16 @@ inline T atomic_update(T* address, Update update) {
 }
 }  // namespace emu
 
-#define EMU_ATOMIC(NAME, EXPRESSION)                                                  \
-  template <class T, class V>                                                         \
-  inline T NAME##Ret(T* address, V value, int = 0) {                                  \
-    T operand = T(value);                                                             \
-    return emu::atomic_update(address, [&](T old) { return T(EXPRESSION); });         \
-  }                                                                                   \
-  template <class T, class V>                                                         \
-  inline void NAME(T* address, V value, int = 0) { NAME##Ret(address, value); }
+#define EMU_ATOMIC(NAME, EXPRESSION)                                          \
+  template <class T, class V>                                                 \
+  inline T NAME##Ret(T* address, V value, int = 0) {                          \
+    T operand = T(value);                                                     \
+    return emu::atomic_update(address, [&](T old) { return T(EXPRESSION); }); \
+  }                                                                           \
+  template <class T, class V>                                                 \
+  inline void NAME(T* address, V value, int = 0) {                            \
+    NAME##Ret(address, value);                                                \
+  }
 EMU_ATOMIC(AtomicAdd, old + operand)
 EMU_ATOMIC(AtomicMax, max(old, operand))
 EMU_ATOMIC(AtomicMin, min(old, operand))
@@ -31,13 +33,21 @@ EMU_ATOMIC(AtomicOr, old | operand)
 #undef EMU_ATOMIC
 
 template <class T, class V>
-inline T atomicAdd(T* address, V value) { return AtomicAddRet(address, value); }
+inline T atomicAdd(T* address, V value) {
+  return AtomicAddRet(address, value);
+}
 
 // A load may sit in a polling loop: let the other threads run.
 template <class T>
-inline T AtomicLoad(T* address, int) { emu::poll(); return *address; }
+inline T AtomicLoad(T* address, int) {
+  emu::poll();
+  return *address;
+}
 template <class T, class V>
-inline void AtomicStore(T* address, V value, int) { emu::preemption_point(); *address = T(value); }
+inline void AtomicStore(T* address, V value, int) {
+  emu::preemption_point();
+  *address = T(value);
+}
 
 namespace emu {
 template <int Count, class T, class Vector>
@@ -50,8 +60,10 @@ inline void atomic_add_vector(T* address, const Vector& values, Vector* old) {
 template <class Vector, class V>
 inline Vector vector_operand(const V& value) {
   Vector result;
-  if constexpr (std::is_pointer_v<V>) std::memcpy(&result, value, sizeof result);
-  else std::memcpy(&result, &value, sizeof result);
+  if constexpr (std::is_pointer_v<V>)
+    std::memcpy(&result, value, sizeof result);
+  else
+    std::memcpy(&result, &value, sizeof result);
   return result;
 }
 }  // namespace emu
@@ -65,7 +77,9 @@ inline Vector vector_operand(const V& value) {
     return old;                                                                       \
   }                                                                                   \
   template <class V>                                                                  \
-  inline void AtomicAddx##COUNT(T* address, V value, int = 0) { AtomicAddx##COUNT##Ret(address, value); }
+  inline void AtomicAddx##COUNT(T* address, V value, int = 0) {                       \
+    AtomicAddx##COUNT##Ret(address, value);                                           \
+  }
 EMU_ATOMIC_VECTOR(2, float, float2)
 EMU_ATOMIC_VECTOR(4, float, float4)
 EMU_ATOMIC_VECTOR(2, bfloat16_t, __nv_bfloat162)

@@ -20,7 +20,10 @@ struct alignas(8) Barrier {
   void arrive();
   // mbarrier.expect_tx: raises the pending bytes of the current phase.
   void expect_transaction(uint32_t bytes);
-  void arrive_and_expect_tx(uint32_t bytes) { expect_transaction(bytes); arrive(); }
+  void arrive_and_expect_tx(uint32_t bytes) {
+    expect_transaction(bytes);
+    arrive();
+  }
   // mbarrier.complete_tx, carried out by the TMA unit when bytes have landed.
   void complete_transaction(uint32_t bytes);
 };
@@ -40,7 +43,11 @@ inline void fence_barrier_init() {}
 inline void mbarrier_init(uint64_t& barrier, uint32_t count) { reinterpret_cast<Barrier&>(barrier).init(count); }
 inline void mbarrier_wait(uint64_t& barrier, int parity) { reinterpret_cast<Barrier&>(barrier).wait(uint32_t(parity)); }
 inline void mbarrier_arrive(uint64_t& barrier) { reinterpret_cast<Barrier&>(barrier).arrive(); }
-inline void mbarrier_expect_tx(uint64_t& barrier, uint32_t bytes) { reinterpret_cast<Barrier&>(barrier).expect_transaction(bytes); }
-inline void mbarrier_arrive_expect_tx(uint64_t& barrier, uint32_t bytes) { reinterpret_cast<Barrier&>(barrier).arrive_and_expect_tx(bytes); }
+inline void mbarrier_expect_tx(uint64_t& barrier, uint32_t bytes) {
+  reinterpret_cast<Barrier&>(barrier).expect_transaction(bytes);
+}
+inline void mbarrier_arrive_expect_tx(uint64_t& barrier, uint32_t bytes) {
+  reinterpret_cast<Barrier&>(barrier).arrive_and_expect_tx(bytes);
+}
 
 }  // namespace tl

@@ -36,7 +36,8 @@ inline bool All(T* values, int count) {
 inline void rasterize(unsigned panel, unsigned along, unsigned across, unsigned* position) {
   // Walks the grid in panels of `panel` lines, back and forth, so that neighbouring blocks share operands in L2.
   const unsigned index = blockIdx.x + blockIdx.y * gridDim.x, panel_blocks = panel * along;
-  const unsigned number = index / panel_blocks, offset = index % panel_blocks, panels = (along * across + panel_blocks - 1) / panel_blocks;
+  const unsigned number = index / panel_blocks, offset = index % panel_blocks,
+                 panels = (along * across + panel_blocks - 1) / panel_blocks;
   const unsigned height = number + 1 < panels ? panel : across - number * panel;
   position[0] = number & 1 ? along - 1 - offset / height : offset / height;
   position[1] = offset % height + number * panel;

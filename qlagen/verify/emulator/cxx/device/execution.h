@@ -30,19 +30,35 @@ uint32_t shared_offset(const void* address);
 // Reserves a `__shared__` variable; `name` is used in error texts.
 uint32_t reserve_static_shared(const char* name, uint32_t bytes, uint32_t alignment);
 template <class T>
-inline T& static_shared(uint32_t offset) { return *reinterpret_cast<T*>(shared_memory + offset); }
+inline T& static_shared(uint32_t offset) {
+  return *reinterpret_cast<T*>(shared_memory + offset);
+}
 
 // What the lanes of a warp do together; lanes that meet in different operations are a diverged warp, an error.
-enum class Collective { kSyncWarp, kElect, kShuffle, kVote, kLoadMatrix, kStoreMatrix, kMma, kWgmmaCommit, kWgmmaWait, kSetMaxRegisters };
+enum class Collective {
+  kSyncWarp,
+  kElect,
+  kShuffle,
+  kVote,
+  kLoadMatrix,
+  kStoreMatrix,
+  kMma,
+  kWgmmaCommit,
+  kWgmmaWait,
+  kSetMaxRegisters
+};
 
 // Blocks until every lane of `mask` has come with a `slot`; the last lane runs `action(slots, mask)` for all of them.
 using CollectiveAction = void (*)(void* const slots[32], unsigned mask, const void* context);
-void warp_collective(Collective kind, unsigned mask, void* slot, CollectiveAction action, const void* context = nullptr);
+void warp_collective(Collective kind, unsigned mask, void* slot, CollectiveAction action,
+                     const void* context = nullptr);
 
 }  // namespace emu
 
 // A warp-wide barrier; memory effects need no model, since fibers never run at the same time.
-inline void __syncwarp(unsigned mask = emu::kFullMask) { emu::warp_collective(emu::Collective::kSyncWarp, mask, nullptr, nullptr); }
+inline void __syncwarp(unsigned mask = emu::kFullMask) {
+  emu::warp_collective(emu::Collective::kSyncWarp, mask, nullptr, nullptr);
+}
 
 // Barrier 0 with all threads of the block that have not ended.
 void __syncthreads();

@@ -51,53 +51,57 @@ inline uint16_t float_to_half(float value) {
 
 }  // namespace emu
 
-#define EMU_FLOAT16_TYPE(NAME, TO_FLOAT, FROM_FLOAT)                                  \
-  struct NAME {                                                                       \
-    uint16_t bits;                                                                    \
-    NAME() = default;                                                                 \
-    explicit NAME(float value) : bits(FROM_FLOAT(value)) {}                           \
-    explicit NAME(double value) : bits(FROM_FLOAT(float(value))) {}                   \
-    explicit NAME(int value) : bits(FROM_FLOAT(float(value))) {}                      \
-    explicit NAME(unsigned value) : bits(FROM_FLOAT(float(value))) {}                 \
-    operator float() const { return TO_FLOAT(bits); }                                 \
+#define EMU_FLOAT16_TYPE(NAME, TO_FLOAT, FROM_FLOAT)                                   \
+  struct NAME {                                                                        \
+    uint16_t bits;                                                                     \
+    NAME() = default;                                                                  \
+    explicit NAME(float value) : bits(FROM_FLOAT(value)) {}                            \
+    explicit NAME(double value) : bits(FROM_FLOAT(float(value))) {}                    \
+    explicit NAME(int value) : bits(FROM_FLOAT(float(value))) {}                       \
+    explicit NAME(unsigned value) : bits(FROM_FLOAT(float(value))) {}                  \
+    operator float() const { return TO_FLOAT(bits); }                                  \
     NAME& operator+=(NAME other) { return *this = NAME(float(*this) + float(other)); } \
     NAME& operator-=(NAME other) { return *this = NAME(float(*this) - float(other)); } \
     NAME& operator*=(NAME other) { return *this = NAME(float(*this) * float(other)); } \
     NAME& operator/=(NAME other) { return *this = NAME(float(*this) / float(other)); } \
-    NAME to_half() const { return *this; }                                            \
-    NAME to_nv_bfloat16() const { return *this; }                                     \
-  };                                                                                  \
-  inline NAME operator+(NAME a, NAME b) { return a += b; }                            \
-  inline NAME operator-(NAME a, NAME b) { return a -= b; }                            \
-  inline NAME operator*(NAME a, NAME b) { return a *= b; }                            \
-  inline NAME operator/(NAME a, NAME b) { return a /= b; }                            \
-  inline NAME operator-(NAME a) { return NAME(-float(a)); }                           \
-  inline NAME __hadd(NAME a, NAME b) { return a + b; }                                \
-  inline NAME __hsub(NAME a, NAME b) { return a - b; }                                \
-  inline NAME __hmul(NAME a, NAME b) { return a * b; }                                \
-  inline NAME __hdiv(NAME a, NAME b) { return a / b; }                                \
-  inline NAME __hadd_rn(NAME a, NAME b) { return a + b; }                             \
-  inline NAME __hsub_rn(NAME a, NAME b) { return a - b; }                             \
-  inline NAME __hmul_rn(NAME a, NAME b) { return a * b; }                             \
-  inline NAME __hfma(NAME a, NAME b, NAME c) { return NAME(fmaf(a, b, c)); }          \
-  inline NAME __habs(NAME a) { return NAME(fabsf(a)); }                               \
-  inline NAME __hmax(NAME a, NAME b) { return NAME(fmaxf(a, b)); }                    \
-  inline NAME __hmin(NAME a, NAME b) { return NAME(fminf(a, b)); }                    \
-  inline NAME __hmax_nan(NAME a, NAME b) { return float(a) != float(a) ? a : float(b) != float(b) ? b : __hmax(a, b); } \
-  inline NAME __hmin_nan(NAME a, NAME b) { return float(a) != float(a) ? a : float(b) != float(b) ? b : __hmin(a, b); } \
-  inline NAME max(NAME a, NAME b) { return __hmax(a, b); }                            \
-  inline NAME min(NAME a, NAME b) { return __hmin(a, b); }                            \
-  inline NAME hexp(NAME a) { return NAME(expf(a)); }                                  \
-  inline NAME hexp2(NAME a) { return NAME(exp2f(a)); }                                \
-  inline NAME hlog(NAME a) { return NAME(logf(a)); }                                  \
-  inline NAME hlog2(NAME a) { return NAME(log2f(a)); }                                \
-  inline NAME hsqrt(NAME a) { return NAME(sqrtf(a)); }                                \
-  inline NAME hrsqrt(NAME a) { return NAME(1.0f / sqrtf(a)); }                        \
-  inline NAME hrcp(NAME a) { return NAME(1.0f / float(a)); }                          \
-  inline NAME htanh(NAME a) { return NAME(tanhf(a)); }                                \
-  inline NAME hfloor(NAME a) { return NAME(floorf(a)); }                              \
-  inline NAME hceil(NAME a) { return NAME(ceilf(a)); }                                \
-  inline NAME htrunc(NAME a) { return NAME(truncf(a)); }                              \
+    NAME to_half() const { return *this; }                                             \
+    NAME to_nv_bfloat16() const { return *this; }                                      \
+  };                                                                                   \
+  inline NAME operator+(NAME a, NAME b) { return a += b; }                             \
+  inline NAME operator-(NAME a, NAME b) { return a -= b; }                             \
+  inline NAME operator*(NAME a, NAME b) { return a *= b; }                             \
+  inline NAME operator/(NAME a, NAME b) { return a /= b; }                             \
+  inline NAME operator-(NAME a) { return NAME(-float(a)); }                            \
+  inline NAME __hadd(NAME a, NAME b) { return a + b; }                                 \
+  inline NAME __hsub(NAME a, NAME b) { return a - b; }                                 \
+  inline NAME __hmul(NAME a, NAME b) { return a * b; }                                 \
+  inline NAME __hdiv(NAME a, NAME b) { return a / b; }                                 \
+  inline NAME __hadd_rn(NAME a, NAME b) { return a + b; }                              \
+  inline NAME __hsub_rn(NAME a, NAME b) { return a - b; }                              \
+  inline NAME __hmul_rn(NAME a, NAME b) { return a * b; }                              \
+  inline NAME __hfma(NAME a, NAME b, NAME c) { return NAME(fmaf(a, b, c)); }           \
+  inline NAME __habs(NAME a) { return NAME(fabsf(a)); }                                \
+  inline NAME __hmax(NAME a, NAME b) { return NAME(fmaxf(a, b)); }                     \
+  inline NAME __hmin(NAME a, NAME b) { return NAME(fminf(a, b)); }                     \
+  inline NAME __hmax_nan(NAME a, NAME b) {                                             \
+    return float(a) != float(a) ? a : float(b) != float(b) ? b : __hmax(a, b);         \
+  }                                                                                    \
+  inline NAME __hmin_nan(NAME a, NAME b) {                                             \
+    return float(a) != float(a) ? a : float(b) != float(b) ? b : __hmin(a, b);         \
+  }                                                                                    \
+  inline NAME max(NAME a, NAME b) { return __hmax(a, b); }                             \
+  inline NAME min(NAME a, NAME b) { return __hmin(a, b); }                             \
+  inline NAME hexp(NAME a) { return NAME(expf(a)); }                                   \
+  inline NAME hexp2(NAME a) { return NAME(exp2f(a)); }                                 \
+  inline NAME hlog(NAME a) { return NAME(logf(a)); }                                   \
+  inline NAME hlog2(NAME a) { return NAME(log2f(a)); }                                 \
+  inline NAME hsqrt(NAME a) { return NAME(sqrtf(a)); }                                 \
+  inline NAME hrsqrt(NAME a) { return NAME(1.0f / sqrtf(a)); }                         \
+  inline NAME hrcp(NAME a) { return NAME(1.0f / float(a)); }                           \
+  inline NAME htanh(NAME a) { return NAME(tanhf(a)); }                                 \
+  inline NAME hfloor(NAME a) { return NAME(floorf(a)); }                               \
+  inline NAME hceil(NAME a) { return NAME(ceilf(a)); }                                 \
+  inline NAME htrunc(NAME a) { return NAME(truncf(a)); }                               \
   inline NAME hrint(NAME a) { return NAME(rintf(a)); }
 
 EMU_FLOAT16_TYPE(bfloat16_t, emu::bfloat16_to_float, emu::float_to_bfloat16)
@@ -111,10 +115,14 @@ using half = half_t;
 namespace cutlass {
 using ::bfloat16_t;
 using ::half_t;
-}
+}  // namespace cutlass
 
-struct __nv_bfloat162 { bfloat16_t x, y; };
-struct __half2 { half_t x, y; };
+struct __nv_bfloat162 {
+  bfloat16_t x, y;
+};
+struct __half2 {
+  half_t x, y;
+};
 using nv_bfloat162 = __nv_bfloat162;
 using half2 = __half2;
 
@@ -137,17 +145,17 @@ inline unsigned __pack_half2(bfloat16_t a, bfloat16_t b) { return a.bits | unsig
 inline unsigned __pack_nv_bfloat162(bfloat16_t a, bfloat16_t b) { return a.bits | unsigned(b.bits) << 16; }
 
 // Element-wise operations on pairs; tl:: spells them op2.
-#define EMU_PAIR_OPERATION(NAME, EXPRESSION)                                          \
-  template <class P>                                                                  \
-  inline P NAME(P a, P b) {                                                           \
-    using E = decltype(a.x);                                                          \
-    auto operation = [](float u, float v) { return E(EXPRESSION); };                  \
-    return {operation(a.x, b.x), operation(a.y, b.y)};                                \
+#define EMU_PAIR_OPERATION(NAME, EXPRESSION)                         \
+  template <class P>                                                 \
+  inline P NAME(P a, P b) {                                          \
+    using E = decltype(a.x);                                         \
+    auto operation = [](float u, float v) { return E(EXPRESSION); }; \
+    return {operation(a.x, b.x), operation(a.y, b.y)};               \
   }
 namespace tl {
 EMU_PAIR_OPERATION(add2, u + v)
 EMU_PAIR_OPERATION(sub2, u - v)
-EMU_PAIR_OPERATION(mul2, u * v)
+EMU_PAIR_OPERATION(mul2, u* v)
 EMU_PAIR_OPERATION(max2, fmaxf(u, v))
 EMU_PAIR_OPERATION(min2, fminf(u, v))
 EMU_PAIR_OPERATION(max2_nan, u != u || v != v ? NAN : fmaxf(u, v))
@@ -166,8 +174,12 @@ inline P abs2(P a) {
 
 // TileLang stores a pair of 16-bit floats as uint1.
 template <class T>
-inline T from_uint1(uint1 value) { return emu::bit_cast<T>(value); }
+inline T from_uint1(uint1 value) {
+  return emu::bit_cast<T>(value);
+}
 template <class T>
-inline uint1 to_uint1(T value) { return emu::bit_cast<uint1>(value); }
+inline uint1 to_uint1(T value) {
+  return emu::bit_cast<uint1>(value);
+}
 inline uint1 pack_half2(half_t a, half_t b) { return {__pack_half2(a, b)}; }
 }  // namespace tl

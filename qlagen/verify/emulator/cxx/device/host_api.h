@@ -21,13 +21,17 @@ enum CUtensorMapSwizzle {};
 enum CUtensorMapL2promotion {};
 enum CUtensorMapFloatOOBfill {};
 
-struct alignas(64) CUtensorMap { uint64_t opaque[16]; };
+struct alignas(64) CUtensorMap {
+  uint64_t opaque[16];
+};
 
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   union {
     int programmaticStreamSerializationAllowed;
-    struct { unsigned x, y, z; } clusterDim;
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
   } val;
 };
 
@@ -41,9 +45,10 @@ struct cudaLaunchConfig_t {
 
 namespace emu {
 // Same checks as the driver's encoder; a refused map makes `call` fail as it would on a GPU.
-CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t rank, void* address, const cuuint64_t* dims,
-                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* element_strides,
-                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t rank, void* address,
+                                const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t* element_strides, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 const char* refused_tensor_map();
 cudaError_t launch(const cudaLaunchConfig_t& config, const char* name, void (*body)(void*), void* arguments);
 const char* failure_text();
@@ -64,13 +69,17 @@ inline cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, in
 }
 
 template <class... Parameters, class... Arguments>
-inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments... arguments) {
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                                      Arguments... arguments) {
   auto run = [&] { kernel(arguments...); };
   return emu::launch(*config, "kernel", [](void* body) { (*static_cast<decltype(run)*>(body))(); }, &run);
 }
 
 #define CUTLASS_CUDA_DRIVER_WRAPPER_CALL(function) emu::function
-#define TILELANG_CHECK_LAST_ERROR(name)                                               \
-  do {                                                                                \
-    if (emu::failed()) { snprintf(error_buf, ERROR_BUF_SIZE, "%s", name); return -1; } \
+#define TILELANG_CHECK_LAST_ERROR(name)                \
+  do {                                                 \
+    if (emu::failed()) {                               \
+      snprintf(error_buf, ERROR_BUF_SIZE, "%s", name); \
+      return -1;                                       \
+    }                                                  \
   } while (0)

@@ -40,8 +40,8 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline float min(float a, float b) { return fminf(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
-#define EMU_INTEGER_MIN_MAX(T)                                                        \
-  inline T max(T a, T b) { return a < b ? b : a; }                                    \
+#define EMU_INTEGER_MIN_MAX(T)                     \
+  inline T max(T a, T b) { return a < b ? b : a; } \
   inline T min(T a, T b) { return b < a ? b : a; }
 EMU_INTEGER_MIN_MAX(int)
 EMU_INTEGER_MIN_MAX(unsigned)
@@ -61,18 +61,28 @@ inline float __int_as_float(int x) { return emu::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return emu::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
 template <class T>
-inline T __ldg(const T* pointer) { return *pointer; }
+inline T __ldg(const T* pointer) {
+  return *pointer;
+}
 
 namespace tl {
 inline float fast_rcp(float x) { return 1.0f / x; }
 template <class T>
-inline T fast_max(T a, T b) { return a < b ? b : a; }
+inline T fast_max(T a, T b) {
+  return a < b ? b : a;
+}
 template <>
-inline float fast_max(float a, float b) { return fmaxf(a, b); }
+inline float fast_max(float a, float b) {
+  return fmaxf(a, b);
+}
 template <class T>
-inline T fast_min(T a, T b) { return b < a ? b : a; }
+inline T fast_min(T a, T b) {
+  return b < a ? b : a;
+}
 template <>
-inline float fast_min(float a, float b) { return fminf(a, b); }
+inline float fast_min(float a, float b) {
+  return fminf(a, b);
+}
 template <class T>
 inline T clamp(T x, T low, T high) {
   if (float(x) != float(x)) return x;
@@ -88,7 +98,8 @@ template <class V, class U>
 inline V broadcast(const U unit) {
   static_assert(sizeof(V) % sizeof(U) == 0);
   V result;
-  for (size_t i = 0; i < sizeof(V) / sizeof(U); ++i) std::memcpy(reinterpret_cast<char*>(&result) + i * sizeof(U), &unit, sizeof(U));
+  for (size_t i = 0; i < sizeof(V) / sizeof(U); ++i)
+    std::memcpy(reinterpret_cast<char*>(&result) + i * sizeof(U), &unit, sizeof(U));
   return result;
 }
 template <class V, class E, class... Rest>

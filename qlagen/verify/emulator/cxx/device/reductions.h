@@ -12,32 +12,44 @@ namespace tl {
 
 struct SumOp {
   template <class T>
-  T operator()(T a, T b) const { return a + b; }
+  T operator()(T a, T b) const {
+    return a + b;
+  }
 };
 struct MaxOp {
   template <class T>
-  T operator()(T a, T b) const { return max(a, b); }
+  T operator()(T a, T b) const {
+    return max(a, b);
+  }
 };
 struct MinOp {
   template <class T>
-  T operator()(T a, T b) const { return min(a, b); }
+  T operator()(T a, T b) const {
+    return min(a, b);
+  }
 };
 struct MaxOpNan : MaxOp {};
 struct MinOpNan : MinOp {};
 struct BitAndOp {
   template <class T>
-  T operator()(T a, T b) const { return a & b; }
+  T operator()(T a, T b) const {
+    return a & b;
+  }
 };
 struct BitOrOp {
   template <class T>
-  T operator()(T a, T b) const { return a | b; }
+  T operator()(T a, T b) const {
+    return a | b;
+  }
 };
 struct BitXorOp {
   template <class T>
-  T operator()(T a, T b) const { return a ^ b; }
+  T operator()(T a, T b) const {
+    return a ^ b;
+  }
 };
-#define EMU_PAIR_REDUCER(NAME, PAIR, FUNCTION)                                        \
-  struct NAME {                                                                       \
+#define EMU_PAIR_REDUCER(NAME, PAIR, FUNCTION)                                                                        \
+  struct NAME {                                                                                                       \
     uint1 operator()(uint1 a, uint1 b) const { return to_uint1(FUNCTION(from_uint1<PAIR>(a), from_uint1<PAIR>(b))); } \
   };
 EMU_PAIR_REDUCER(SumOp_bf16x2, __nv_bfloat162, add2)
@@ -59,16 +71,21 @@ struct MinOp_f32x2 {
 
 struct SyncThreadsBarrier {
   template <int Phase = 0>
-  static void sync() { __syncthreads(); }
+  static void sync() {
+    __syncthreads();
+  }
 };
 template <int Threads>
 struct NamedBarrier {
   template <int Phase = 1>
-  static void sync() { __sync_thread_partial(Phase, Threads); }
+  static void sync() {
+    __sync_thread_partial(Phase, Threads);
+  }
 };
 
 // Butterfly over thread distances Threads/2 .. Scale: through shared memory across warps, by shuffles within a warp.
-template <class Reducer, int Threads, int Scale, int Offset = 0, class Barriers = SyncThreadsBarrier, int Batch = 1, int Stride = 0>
+template <class Reducer, int Threads, int Scale, int Offset = 0, class Barriers = SyncThreadsBarrier, int Batch = 1,
+          int Stride = 0>
 struct AllReduce {
   template <class T>
   static T run(T value, T* workspace = nullptr) {
@@ -76,7 +93,9 @@ struct AllReduce {
     return value;
   }
   template <class T>
-  static void run_batch(T* values, T* workspace = nullptr) { step(values, workspace, Batch); }
+  static void run_batch(T* values, T* workspace = nullptr) {
+    step(values, workspace, Batch);
+  }
 
  private:
   template <class T>
@@ -89,7 +108,8 @@ struct AllReduce {
         Barriers::template sync<2>();
         for (int i = 0; i < count; ++i) values[i] = Reducer()(values[i], workspace[(me ^ distance) + i * Stride]);
       } else {
-        for (int i = 0; i < count; ++i) values[i] = Reducer()(values[i], __shfl_xor_sync(emu::kFullMask, values[i], distance));
+        for (int i = 0; i < count; ++i)
+          values[i] = Reducer()(values[i], __shfl_xor_sync(emu::kFullMask, values[i], distance));
       }
     }
   }
@@ -97,19 +117,30 @@ struct AllReduce {
 
 template <class T, class Reducer>
 inline T warp_reduce(T value, Reducer reduce) {
-  for (int distance = 16; distance >= 1; distance /= 2) value = reduce(value, __shfl_xor_sync(emu::kFullMask, value, distance));
+  for (int distance = 16; distance >= 1; distance /= 2)
+    value = reduce(value, __shfl_xor_sync(emu::kFullMask, value, distance));
   return value;
 }
 template <class T>
-inline T warp_reduce_sum(T value) { return warp_reduce(value, SumOp()); }
+inline T warp_reduce_sum(T value) {
+  return warp_reduce(value, SumOp());
+}
 template <class T>
-inline T warp_reduce_max(T value) { return warp_reduce(value, MaxOp()); }
+inline T warp_reduce_max(T value) {
+  return warp_reduce(value, MaxOp());
+}
 template <class T>
-inline T warp_reduce_min(T value) { return warp_reduce(value, MinOp()); }
+inline T warp_reduce_min(T value) {
+  return warp_reduce(value, MinOp());
+}
 template <class T>
-inline T warp_reduce_bitand(T value) { return warp_reduce(value, BitAndOp()); }
+inline T warp_reduce_bitand(T value) {
+  return warp_reduce(value, BitAndOp());
+}
 template <class T>
-inline T warp_reduce_bitor(T value) { return warp_reduce(value, BitOrOp()); }
+inline T warp_reduce_bitor(T value) {
+  return warp_reduce(value, BitOrOp());
+}
 
 // Inclusive scan of one line by one warp, 32 elements at a time with a carry; `Reverse` scans from the end.
 template <class Reducer, bool Reverse, class T>
@@ -120,7 +151,8 @@ inline void scan_line(const T* source, T* target, int extent, int stride, T iden
     const int index = (Reverse ? segments - 1 - s : s) * 32 + me;
     T value = index < extent ? source[index * stride] : identity;
     for (int distance = 1; distance < 32; distance *= 2) {
-      T other = Reverse ? shfl_down_sync(emu::kFullMask, value, distance) : shfl_up_sync(emu::kFullMask, value, distance);
+      T other =
+          Reverse ? shfl_down_sync(emu::kFullMask, value, distance) : shfl_up_sync(emu::kFullMask, value, distance);
       if (Reverse ? me + distance < 32 : me >= distance) value = Reducer()(value, other);
     }
     value = Reducer()(value, carry);
@@ -136,7 +168,9 @@ struct Scan1D {
     if (threadIdx.x < 32) scan_line<Reducer, Reverse>(source, target, extent, 1, identity<T>());
   }
   template <class T>
-  static T identity() { return std::is_same_v<Reducer, SumOp> ? T(0.0f) : T(-INFINITY); }
+  static T identity() {
+    return std::is_same_v<Reducer, SumOp> ? T(0.0f) : T(-INFINITY);
+  }
 };
 template <class Reducer, int Threads, int Axis, bool Reverse>
 struct Scan2D {
@@ -147,7 +181,8 @@ struct Scan2D {
     for (int line = int(threadIdx.x) / 32; line < lines; line += Threads / 32) {
       const T* from = source + (Axis == 1 ? line * source_stride : line);
       T* to = target + (Axis == 1 ? line * target_stride : line);
-      if (Axis == 0 && source_stride != target_stride) emu::fail("UNMODELLED", "column scan between different row strides");
+      if (Axis == 0 && source_stride != target_stride)
+        emu::fail("UNMODELLED", "column scan between different row strides");
       scan_line<Reducer, Reverse>(from, to, Axis == 1 ? columns : rows, Axis == 1 ? 1 : source_stride,
                                   Scan1D<Reducer, Threads, Reverse>::template identity<T>());
     }

@@ -17,7 +17,8 @@ inline void shuffle_action(void* const slots[32], unsigned mask, const void*) {
   for (int i = 0; i < 32; ++i) {
     if (!(mask >> i & 1)) continue;
     auto* slot = static_cast<ShuffleSlot*>(slots[i]);
-    if (!(mask >> slot->source & 1)) fail("SHUFFLE", "lane %d reads lane %d, which is not in mask 0x%x", i, slot->source, mask);
+    if (!(mask >> slot->source & 1))
+      fail("SHUFFLE", "lane %d reads lane %d, which is not in mask 0x%x", i, slot->source, mask);
     slot->value = values[slot->source];
   }
 }
@@ -78,13 +79,21 @@ inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 namespace tl {
 
 template <class T>
-inline T shfl_sync(unsigned mask, T value, int index) { return __shfl_sync(mask, value, index); }
+inline T shfl_sync(unsigned mask, T value, int index) {
+  return __shfl_sync(mask, value, index);
+}
 template <class T>
-inline T shfl_xor_sync(unsigned mask, T value, int bits) { return __shfl_xor_sync(mask, value, bits); }
+inline T shfl_xor_sync(unsigned mask, T value, int bits) {
+  return __shfl_xor_sync(mask, value, bits);
+}
 template <class T>
-inline T shfl_up_sync(unsigned mask, T value, int delta) { return __shfl_up_sync(mask, value, unsigned(delta)); }
+inline T shfl_up_sync(unsigned mask, T value, int delta) {
+  return __shfl_up_sync(mask, value, unsigned(delta));
+}
 template <class T>
-inline T shfl_down_sync(unsigned mask, T value, int delta) { return __shfl_down_sync(mask, value, unsigned(delta)); }
+inline T shfl_down_sync(unsigned mask, T value, int delta) {
+  return __shfl_down_sync(mask, value, unsigned(delta));
+}
 
 // One lane of one warp in every `Extent` threads (0: one thread of the block). elect.sync needs the whole warp: in
 // divergent code it never returns, so the lanes meet here.

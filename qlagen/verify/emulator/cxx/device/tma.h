@@ -36,17 +36,23 @@ inline void tma_store(const CUtensorMap& map, const void* shared, C... coordinat
   emu::tensor_store(map, shared, list, sizeof...(C), false);
 }
 template <CacheHintSm90 = CacheHintSm90::EVICT_NORMAL>
-inline void tma_store(void* global, void* shared, uint32_t bytes) { emu::bulk_store(global, shared, bytes, false); }
+inline void tma_store(void* global, void* shared, uint32_t bytes) {
+  emu::bulk_store(global, shared, bytes, false);
+}
 template <class... C>
 inline void tma_store_add(const CUtensorMap& map, const void* shared, C... coordinates) {
   const int list[] = {int(coordinates)...};
   emu::tensor_store(map, shared, list, sizeof...(C), true);
 }
-inline void tma_store_add(float* shared, float* global, int bytes) { emu::bulk_store(global, shared, uint32_t(bytes), true); }
+inline void tma_store_add(float* shared, float* global, int bytes) {
+  emu::bulk_store(global, shared, uint32_t(bytes), true);
+}
 
 inline void tma_store_arrive() { emu::store_commit(); }
 template <int Groups, bool Read = true>
-inline void tma_store_wait() { emu::store_wait(Groups); }
+inline void tma_store_wait() {
+  emu::store_wait(Groups);
+}
 inline void prefetch_tma_descriptor(const CUtensorMap&) {}
 
 }  // namespace tl

@@ -8,14 +8,14 @@ using uint = unsigned int;
 using uchar = unsigned char;
 using ushort = unsigned short;
 
-#define EMU_VECTOR_TYPE(T, NAME)                                                      \
-  struct NAME##1 { T x; };                                                            \
-  struct NAME##2 { T x, y; };                                                         \
-  struct NAME##3 { T x, y, z; };                                                      \
-  struct NAME##4 { T x, y, z, w; };                                                   \
-  inline NAME##1 make_##NAME##1(T x) { return {x}; }                                  \
-  inline NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }                          \
-  inline NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }                  \
+#define EMU_VECTOR_TYPE(T, NAME)                                     \
+  struct NAME##1 { T x; };                                           \
+  struct NAME##2 { T x, y; };                                        \
+  struct NAME##3 { T x, y, z; };                                     \
+  struct NAME##4 { T x, y, z, w; };                                  \
+  inline NAME##1 make_##NAME##1(T x) { return {x}; }                 \
+  inline NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }         \
+  inline NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; } \
   inline NAME##4 make_##NAME##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 
 EMU_VECTOR_TYPE(signed char, char)

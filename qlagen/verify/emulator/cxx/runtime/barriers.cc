@@ -25,7 +25,9 @@ NamedBarrier named_barriers[kNamedBarriers];
 uint32_t expected(const Barrier& b) { return b.counts & kMaximumCount; }
 uint32_t pending(const Barrier& b) { return b.counts >> 12 & kMaximumCount; }
 uint32_t parity_of(const Barrier& b) { return b.counts >> 24 & 1; }
-void set(Barrier& b, uint32_t expected_, uint32_t pending_, uint32_t parity) { b.counts = expected_ | pending_ << 12 | parity << 24 | kMark << 25; }
+void set(Barrier& b, uint32_t expected_, uint32_t pending_, uint32_t parity) {
+  b.counts = expected_ | pending_ << 12 | parity << 24 | kMark << 25;
+}
 
 std::string name_of(const Barrier& b) { return "mbarrier " + shared_name(&b, sizeof(Barrier)); }
 
@@ -36,7 +38,8 @@ void check_initialised(const Barrier& b) {
 
 std::string describe_barrier(const void* object, int parity) {
   const auto& b = *static_cast<const Barrier*>(object);
-  return format("%s, parity %d: %u of %u arrivals and %d bytes are missing", name_of(b).c_str(), parity, pending(b), expected(b), b.transaction_bytes);
+  return format("%s, parity %d: %u of %u arrivals and %d bytes are missing", name_of(b).c_str(), parity, pending(b),
+                expected(b), b.transaction_bytes);
 }
 
 void complete_phase_if_done(Barrier& b) {
@@ -60,10 +63,13 @@ void open_if_full(NamedBarrier& b) {
 
 void arrive_at(int id, int threads, bool wait) {
   preemption_point();
-  if (id < 0 || id >= kNamedBarriers) fail("BARRIER-COUNT", "named barrier %d: there are barriers 0 to %d", id, kNamedBarriers - 1);
-  if (threads <= 0 || threads % 32) fail("BARRIER-COUNT", "named barrier %d for %d threads: a multiple of 32 is needed", id, threads);
+  if (id < 0 || id >= kNamedBarriers)
+    fail("BARRIER-COUNT", "named barrier %d: there are barriers 0 to %d", id, kNamedBarriers - 1);
+  if (threads <= 0 || threads % 32)
+    fail("BARRIER-COUNT", "named barrier %d for %d threads: a multiple of 32 is needed", id, threads);
   NamedBarrier& b = named_barriers[id];
-  if (b.expected && b.expected != threads) fail("BARRIER-COUNT", "named barrier %d is used for %d and for %d threads at once", id, b.expected, threads);
+  if (b.expected && b.expected != threads)
+    fail("BARRIER-COUNT", "named barrier %d is used for %d and for %d threads at once", id, b.expected, threads);
   b.expected = threads;
   ++b.arrived;
   const uint32_t generation = b.generation;
@@ -101,7 +107,8 @@ void on_thread_exit() {
 
 void Barrier::init(uint32_t count) {
   shared_offset(this);
-  if (count == 0 || count > kMaximumCount) fail("BARRIER-COUNT", "%s gets %u arrivals: 1 to %u are possible", name_of(*this).c_str(), count, kMaximumCount);
+  if (count == 0 || count > kMaximumCount)
+    fail("BARRIER-COUNT", "%s gets %u arrivals: 1 to %u are possible", name_of(*this).c_str(), count, kMaximumCount);
   set(*this, count, count, 0);
   transaction_bytes = 0;
 }
@@ -123,7 +130,8 @@ void Barrier::arrive() {
   preemption_point();
   check_initialised(*this);
   if (!pending(*this))
-    fail("OVER-ARRIVAL", "%s: an arrival too many; all %u of this phase have come and %d bytes are missing", name_of(*this).c_str(), expected(*this), transaction_bytes);
+    fail("OVER-ARRIVAL", "%s: an arrival too many; all %u of this phase have come and %d bytes are missing",
+         name_of(*this).c_str(), expected(*this), transaction_bytes);
   set(*this, expected(*this), pending(*this) - 1, parity_of(*this));
   complete_phase_if_done(*this);
 }
@@ -131,7 +139,9 @@ void Barrier::arrive() {
 void Barrier::expect_transaction(uint32_t bytes) {
   check_initialised(*this);
   transaction_bytes += int32_t(bytes);
-  if (transaction_bytes > kMaximumTransaction) fail("BARRIER-COUNT", "%s expects %d bytes; the limit is %d", name_of(*this).c_str(), transaction_bytes, kMaximumTransaction);
+  if (transaction_bytes > kMaximumTransaction)
+    fail("BARRIER-COUNT", "%s expects %d bytes; the limit is %d", name_of(*this).c_str(), transaction_bytes,
+         kMaximumTransaction);
 }
 
 void Barrier::complete_transaction(uint32_t bytes) {

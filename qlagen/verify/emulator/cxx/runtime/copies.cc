@@ -17,7 +17,9 @@ struct Copy {
 InOrderQueue queues[kMaxThreads];
 std::vector<Copy> open_copies[kMaxThreads];
 
-std::string describe_copies(const void*, int left) { return format("cp.async, until at most %d groups are left", left); }
+std::string describe_copies(const void*, int left) {
+  return format("cp.async, until at most %d groups are left", left);
+}
 
 std::function<void()> take_open_copies() {
   auto copies = std::move(open_copies[current_thread]);
@@ -25,8 +27,10 @@ std::function<void()> take_open_copies() {
   return [copies = std::move(copies)] {
     for (const Copy& c : copies) {
       note_generic_write(c.shared, c.bytes);  // cp.async belongs to the generic proxy
-      if (c.valid) memcpy(c.shared, c.global, c.bytes);
-      else memset(c.shared, 0, c.bytes);
+      if (c.valid)
+        memcpy(c.shared, c.global, c.bytes);
+      else
+        memset(c.shared, 0, c.bytes);
     }
   };
 }
@@ -42,7 +46,8 @@ void reset_async_copies() {
 
 void async_copy(void* shared, const void* global, int bytes, bool valid) {
   const uint32_t offset = shared_offset(shared);
-  if (offset % uint32_t(bytes) || (valid && uintptr_t(global) % uintptr_t(bytes))) fail("MISALIGNED", "cp.async of %d bytes at shared byte %u and %p", bytes, offset, global);
+  if (offset % uint32_t(bytes) || (valid && uintptr_t(global) % uintptr_t(bytes)))
+    fail("MISALIGNED", "cp.async of %d bytes at shared byte %u and %p", bytes, offset, global);
   check_shared(offset, uint32_t(bytes), "cp.async");
   open_copies[current_thread].push_back({shared, global, uint32_t(bytes), valid});
 }
@@ -53,7 +58,8 @@ void async_copy_commit() {
 }
 
 void async_copy_wait(int groups_left) {
-  if (groups_left == 0 && !open_copies[current_thread].empty()) async_copy_commit();  // wait_all includes copies without a group
+  if (groups_left == 0 && !open_copies[current_thread].empty())
+    async_copy_commit();  // wait_all includes copies without a group
   queues[current_thread].wait_until_at_most(size_t(groups_left), describe_copies);
 }
 

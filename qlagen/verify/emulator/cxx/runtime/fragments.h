@@ -58,8 +58,10 @@ inline void store_accumulator(tl::DataType type, int n, const Row* c, uint32_t* 
     for (int j = 0; j < n / 8; ++j) {
       for (int h = 0; h < 2; ++h) {
         const float* from = c[l / 4 + 8 * h] + 8 * j + 2 * (l % 4);
-        if (type == tl::DataType::kFloat32) memcpy(registers[l] + 4 * j + 2 * h, from, 8);
-        else registers[l][2 * j + h] = float_to_half(from[0]) | uint32_t(float_to_half(from[1])) << 16;
+        if (type == tl::DataType::kFloat32)
+          memcpy(registers[l] + 4 * j + 2 * h, from, 8);
+        else
+          registers[l][2 * j + h] = float_to_half(from[0]) | uint32_t(float_to_half(from[1])) << 16;
       }
     }
   }

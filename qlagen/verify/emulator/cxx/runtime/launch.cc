@@ -22,9 +22,11 @@ std::vector<dim3> chosen_blocks;
 void check_launch(const cudaLaunchConfig_t& config) {
   const unsigned threads = config.blockDim.x * config.blockDim.y * config.blockDim.z;
   const dim3 grid = config.gridDim;
-  if (threads == 0 || threads > unsigned(kMaxThreads) || threads % 32) fail("LAUNCH", "%u threads in a block: a multiple of 32 up to %d is possible", threads, kMaxThreads);
+  if (threads == 0 || threads > unsigned(kMaxThreads) || threads % 32)
+    fail("LAUNCH", "%u threads in a block: a multiple of 32 up to %d is possible", threads, kMaxThreads);
   if (!grid.x || !grid.y || !grid.z) fail("LAUNCH", "empty grid (%u, %u, %u)", grid.x, grid.y, grid.z);
-  if (config.dynamicSmemBytes > kDynamicSharedBytes) fail("LAUNCH", "%zu bytes of dynamic shared memory, %u are possible", config.dynamicSmemBytes, kDynamicSharedBytes);
+  if (config.dynamicSmemBytes > kDynamicSharedBytes)
+    fail("LAUNCH", "%zu bytes of dynamic shared memory, %u are possible", config.dynamicSmemBytes, kDynamicSharedBytes);
   for (unsigned i = 0; i < config.numAttrs; ++i)
     if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) fail("UNMODELLED", "thread block clusters");
 }
@@ -52,7 +54,8 @@ uint32_t shared_offset(const void* address) {
 
 uint32_t reserve_static_shared(const char* name, uint32_t bytes, uint32_t alignment) {
   const uint32_t offset = (static_end + alignment - 1) / alignment * alignment;
-  if (offset + bytes > kSharedBytes) fail("SHARED-BOUNDS", "no room for the __shared__ variable %s of %u bytes", name, bytes);
+  if (offset + bytes > kSharedBytes)
+    fail("SHARED-BOUNDS", "no room for the __shared__ variable %s of %u bytes", name, bytes);
   static_variables.push_back({name, offset, bytes});
   memset(shared_memory + offset, 0xff, bytes);  // reserved by the first thread that comes by, in the middle of a block
   static_end = offset + bytes;
@@ -61,7 +64,9 @@ uint32_t reserve_static_shared(const char* name, uint32_t bytes, uint32_t alignm
 
 void check_static_shared(uint32_t offset, uint32_t bytes, const char* what) {
   const bool inside = offset >= kDynamicSharedBytes && offset + bytes <= static_end;
-  if (!inside) fail("SHARED-BOUNDS", "%s touches shared bytes %u to %u; the block has %u", what, offset, offset + bytes, dynamic_shared_bytes);
+  if (!inside)
+    fail("SHARED-BOUNDS", "%s touches shared bytes %u to %u; the block has %u", what, offset, offset + bytes,
+         dynamic_shared_bytes);
 }
 
 std::string shared_name(const void* address, uint32_t element_bytes) {
@@ -97,13 +102,17 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const char*, void (*body)(v
 // Entry points for the host program, besides the generated `call`.
 #define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
 
-EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t seed, int fences, const unsigned* blocks, int block_count) {
+EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t seed, int fences,
+                                        const unsigned* blocks, int block_count) {
   emu::mode = {lazy != 0, late != 0, seeded != 0, seed, emu::FenceRule(fences)};
   emu::chosen_blocks.clear();
   emu::begin_launch();
-  for (int i = 0; i < block_count; ++i) emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));
+  for (int i = 0; i < block_count; ++i)
+    emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));
 }
 // Libraries in one process share the fibers' stacks: a few thousand mappings each would exhaust the process.
 EMULATOR_EXPORT void* emulator_map_stacks() { return emu::map_stacks(); }
 EMULATOR_EXPORT void emulator_use_stacks(void* memory) { emu::use_stacks(static_cast<char*>(memory)); }
-EMULATOR_EXPORT const char* emulator_failure() { return emu::failed() ? emu::failure_text() : emu::refused_tensor_map(); }
+EMULATOR_EXPORT const char* emulator_failure() {
+  return emu::failed() ? emu::failure_text() : emu::refused_tensor_map();
+}

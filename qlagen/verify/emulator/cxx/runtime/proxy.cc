@@ -44,19 +44,24 @@ void check_async_read(uint32_t offset, uint32_t bytes, int reader, const char* w
     const Write& write = writes[word];
     if (write.when == 0 || last_fence[write.thread] > write.when) continue;
     if (mode.fences == FenceRule::kPath && last_fence[reader] > write.when) continue;
-    fail("PROXY-FENCE", "%s by thread %d reads shared byte %u, which thread %u wrote without fence.proxy.async after it", what, reader,
+    fail("PROXY-FENCE",
+         "%s by thread %d reads shared byte %u, which thread %u wrote without fence.proxy.async after it", what, reader,
          4 * word, write.thread);
   }
 }
 
 }  // namespace emu
 
-#define EMULATOR_STORE_HOOK(BYTES)                                                    \
-  extern "C" void __asan_store##BYTES##_noabort(uintptr_t address) { emu::note_generic_write(reinterpret_cast<void*>(address), BYTES); }
+#define EMULATOR_STORE_HOOK(BYTES)                                    \
+  extern "C" void __asan_store##BYTES##_noabort(uintptr_t address) {  \
+    emu::note_generic_write(reinterpret_cast<void*>(address), BYTES); \
+  }
 EMULATOR_STORE_HOOK(1)
 EMULATOR_STORE_HOOK(2)
 EMULATOR_STORE_HOOK(4)
 EMULATOR_STORE_HOOK(8)
 EMULATOR_STORE_HOOK(16)
-extern "C" void __asan_storeN_noabort(uintptr_t address, size_t bytes) { emu::note_generic_write(reinterpret_cast<void*>(address), bytes); }
+extern "C" void __asan_storeN_noabort(uintptr_t address, size_t bytes) {
+  emu::note_generic_write(reinterpret_cast<void*>(address), bytes);
+}
 extern "C" void __asan_handle_no_return() {}

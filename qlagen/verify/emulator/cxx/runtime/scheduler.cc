@@ -155,8 +155,10 @@ bool run_by_priority() {
   if (best_warp < 0) return false;
   polled = false;
   step(best_warp);
-  if (polled) warps[best_warp].priority = random_bits() % 1024;  // behind all that do not poll
-  else if (random_bits() % 8 == 0) warps[best_warp].priority = random_bits();
+  if (polled)
+    warps[best_warp].priority = random_bits() % 1024;  // behind all that do not poll
+  else if (random_bits() % 8 == 0)
+    warps[best_warp].priority = random_bits();
   return true;
 }
 
@@ -167,11 +169,15 @@ std::string stuck_threads() {
       return !(warps[t / 32].exited >> (t % 32) & 1) && fibers[t].describe == fibers[first].describe &&
              fibers[t].object == fibers[first].object && fibers[t].argument == fibers[first].argument;
     };
-    if (!same(first)) { ++first; continue; }
+    if (!same(first)) {
+      ++first;
+      continue;
+    }
     int last = first;
     while (last + 1 < thread_count && same(last + 1)) ++last;
     const Fiber& f = fibers[first];
-    text += format("\nthreads %d-%d wait for %s", first, last, f.describe ? f.describe(f.object, f.argument).c_str() : "their turn");
+    text += format("\nthreads %d-%d wait for %s", first, last,
+                   f.describe ? f.describe(f.object, f.argument).c_str() : "their turn");
     first = last + 1;
   }
   return text;
@@ -181,7 +187,8 @@ std::string stuck_threads() {
 
 char* map_stacks() {
   // One mapping for all stacks; the lowest page of each stays unmapped, so that an overflow faults at once.
-  void* memory = mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) fail("MEMORY", "no address space for %d fiber stacks", kMaxThreads);
   for (int i = 0; i < kMaxThreads; ++i) mprotect(static_cast<char*>(memory) + i * kStackBytes, kPageBytes, PROT_NONE);
   return static_cast<char*>(memory);
@@ -239,7 +246,8 @@ void preemption_point() {
 
 void poll() {
   polled = true;
-  if (++idle_polls > kMaximumIdlePolls * thread_count) fail("DEADLOCK", "threads poll memory that nothing changes%s", stuck_threads().c_str());
+  if (++idle_polls > kMaximumIdlePolls * thread_count)
+    fail("DEADLOCK", "threads poll memory that nothing changes%s", stuck_threads().c_str());
   to_scheduler();
 }
 
@@ -278,11 +286,12 @@ struct Meeting {
 constexpr int kMeetings = 4;  // masks in use at once within one warp
 Meeting meetings[kMaxWarps][kMeetings];
 
-const char* const kCollectiveNames[] = {"__syncwarp", "elect", "a shuffle", "a vote", "ldmatrix", "stmatrix", "mma", "wgmma.commit_group",
-                                        "wgmma.wait_group", "setmaxnreg"};
+const char* const kCollectiveNames[] = {"__syncwarp", "elect", "a shuffle",          "a vote",           "ldmatrix",
+                                        "stmatrix",   "mma",   "wgmma.commit_group", "wgmma.wait_group", "setmaxnreg"};
 std::string describe_meeting(const void* object, int) {
   const auto& meeting = *static_cast<const Meeting*>(object);
-  return format("%s of the whole warp: lanes 0x%x have come of 0x%x", kCollectiveNames[int(meeting.kind)], meeting.arrived, meeting.mask);
+  return format("%s of the whole warp: lanes 0x%x have come of 0x%x", kCollectiveNames[int(meeting.kind)],
+                meeting.arrived, meeting.mask);
 }
 
 Meeting& find_meeting(uint32_t mask) {
@@ -296,9 +305,11 @@ Meeting& find_meeting(uint32_t mask) {
 
 void warp_collective(Collective kind, unsigned mask, void* slot, CollectiveAction action, const void* context) {
   Meeting& meeting = find_meeting(mask);
-  if (!(mask >> lane() & 1)) fail("DIVERGED", "lane %d is not in the mask 0x%x of %s", lane(), mask, kCollectiveNames[int(kind)]);
+  if (!(mask >> lane() & 1))
+    fail("DIVERGED", "lane %d is not in the mask 0x%x of %s", lane(), mask, kCollectiveNames[int(kind)]);
   if (meeting.arrived && meeting.kind != kind)
-    fail("DIVERGED", "%s while other lanes of the warp are in %s", kCollectiveNames[int(kind)], kCollectiveNames[int(meeting.kind)]);
+    fail("DIVERGED", "%s while other lanes of the warp are in %s", kCollectiveNames[int(kind)],
+         kCollectiveNames[int(meeting.kind)]);
   meeting.kind = kind;
   meeting.slots[lane()] = slot;
   meeting.arrived |= 1u << lane();

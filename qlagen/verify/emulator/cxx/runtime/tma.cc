@@ -18,8 +18,9 @@ struct ElementType {
   ElementKind kind;
 };
 // By CUtensorMapDataType; zero bytes marks types that are not modelled.
-constexpr ElementType kElementTypes[] = {{1, kInteger}, {2, kInteger}, {4, kInteger}, {4, kInteger}, {8, kInteger}, {8, kInteger}, {2, kHalf},
-                                         {4, kFloat},   {8, kInteger}, {2, kBfloat16}, {4, kFloat},  {4, kFloat},   {4, kFloat}};
+constexpr ElementType kElementTypes[] = {{1, kInteger}, {2, kInteger}, {4, kInteger}, {4, kInteger}, {8, kInteger},
+                                         {8, kInteger}, {2, kHalf},    {4, kFloat},   {8, kInteger}, {2, kBfloat16},
+                                         {4, kFloat},   {4, kFloat},   {4, kFloat}};
 
 struct TensorMap {
   char* address;
@@ -63,11 +64,16 @@ void add_elements(void* to, const void* from, uint32_t bytes) {
 }
 
 void write_global(char* to, const unsigned char* from, uint32_t bytes, bool add, ElementKind kind) {
-  if (!add) memcpy(to, from, bytes);
-  else if (kind == kFloat) add_elements<float>(to, from, bytes);
-  else if (kind == kHalf) add_elements<half_t>(to, from, bytes);
-  else if (kind == kBfloat16) add_elements<bfloat16_t>(to, from, bytes);
-  else fail("UNMODELLED", "bulk add of integers");
+  if (!add)
+    memcpy(to, from, bytes);
+  else if (kind == kFloat)
+    add_elements<float>(to, from, bytes);
+  else if (kind == kHalf)
+    add_elements<half_t>(to, from, bytes);
+  else if (kind == kBfloat16)
+    add_elements<bfloat16_t>(to, from, bytes);
+  else
+    fail("UNMODELLED", "bulk add of integers");
 }
 
 struct Box {
@@ -123,13 +129,15 @@ void store_box(const Box& box, bool add) {
   box.for_each_chunk([&](unsigned char* chunk, char* to, int64_t first, int64_t end) {
     const int64_t skip = first < 0 ? -first : 0, stop = end - first < kChunkBytes ? end - first : kChunkBytes;
     if (stop > skip) check_async_read(shared_offset(chunk), kChunkBytes, box.thread, "TMA store");
-    if (stop > skip) write_global(to + skip, chunk + skip, uint32_t(stop - skip), add, kElementTypes[box.map.type].kind);
+    if (stop > skip)
+      write_global(to + skip, chunk + skip, uint32_t(stop - skip), add, kElementTypes[box.map.type].kind);
   });
 }
 
 Box make_box(const CUtensorMap& map, const void* shared, const int* coordinates, int rank, const char* what) {
   Box box{decode(map), {}, shared_offset(shared), current_thread};
-  if (box.map.rank != rank) fail("TENSOR-MAP", "%s with %d coordinates on a tensor map of rank %d", what, rank, box.map.rank);
+  if (box.map.rank != rank)
+    fail("TENSOR-MAP", "%s with %d coordinates on a tensor map of rank %d", what, rank, box.map.rank);
   if (box.shared % 128) fail("MISALIGNED", "%s: shared byte %u is not a multiple of 128", what, box.shared);
   check_shared(box.shared, box.bytes(), what);
   for (int i = 0; i < rank; ++i) box.coordinates[i] = coordinates[i];
@@ -137,11 +145,15 @@ Box make_box(const CUtensorMap& map, const void* shared, const int* coordinates,
 }
 
 void check_bulk(uint32_t shared, const void* global, uint32_t bytes, const char* what) {
-  if (shared % 16 || uintptr_t(global) % 16 || bytes % 16) fail("MISALIGNED", "%s of %u bytes at shared byte %u and %p: multiples of 16 are needed", what, bytes, shared, global);
+  if (shared % 16 || uintptr_t(global) % 16 || bytes % 16)
+    fail("MISALIGNED", "%s of %u bytes at shared byte %u and %p: multiples of 16 are needed", what, bytes, shared,
+         global);
   check_shared(shared, bytes, what);
 }
 
-std::string describe_stores(const void*, int left) { return format("bulk stores, until at most %d groups are left", left); }
+std::string describe_stores(const void*, int left) {
+  return format("bulk stores, until at most %d groups are left", left);
+}
 
 }  // namespace
 
@@ -155,21 +167,27 @@ void reset_tma() {
   }
 }
 
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims,
-                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* element_strides,
-                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   if (rank < 1 || rank > kMaximumRank) return refuse(format("rank %u: 1 to 5 are possible", rank));
-  if (unsigned(type) >= sizeof kElementTypes / sizeof *kElementTypes || interleave != 0) return refuse("element type or interleave that is not modelled");
+  if (unsigned(type) >= sizeof kElementTypes / sizeof *kElementTypes || interleave != 0)
+    return refuse("element type or interleave that is not modelled");
   TensorMap m{static_cast<char*>(address), {}, {}, {}, uint8_t(type), uint8_t(rank), uint8_t(swizzle), uint8_t(fill)};
   const uint32_t bytes = kElementTypes[type].bytes, inner = box[0] * bytes;
   const uint32_t widest = swizzle == 3 ? 128 : swizzle == 2 ? 64 : swizzle == 1 ? 32 : 1 << 20;
   if (uintptr_t(address) % 16) return refuse("the tensor's address is not a multiple of 16");
-  if (inner % 16 || inner > widest) return refuse(format("a box row of %u bytes: a multiple of 16, at most the swizzle width", inner));
+  if (inner % 16 || inner > widest)
+    return refuse(format("a box row of %u bytes: a multiple of 16, at most the swizzle width", inner));
   for (cuuint32_t i = 0; i < rank; ++i) {
-    if (dims[i] == 0 || dims[i] > 1ull << 32) return refuse(format("dimension %u is %llu: 1 to 2^32 are possible", i, (unsigned long long)dims[i]));
+    if (dims[i] == 0 || dims[i] > 1ull << 32)
+      return refuse(format("dimension %u is %llu: 1 to 2^32 are possible", i, (unsigned long long)dims[i]));
     if (box[i] == 0 || box[i] > 256) return refuse(format("box dimension %u is %u: 1 to 256 are possible", i, box[i]));
     if (element_strides[i] != 1) return refuse("element strides other than 1 are not modelled");
-    if (i && (strides[i - 1] % 16 || strides[i - 1] >= 1ull << 40)) return refuse(format("stride %u is %llu bytes: a multiple of 16 below 2^40", i, (unsigned long long)strides[i - 1]));
+    if (i && (strides[i - 1] % 16 || strides[i - 1] >= 1ull << 40))
+      return refuse(
+          format("stride %u is %llu bytes: a multiple of 16 below 2^40", i, (unsigned long long)strides[i - 1]));
     m.dims[i] = dims[i], m.box[i] = uint16_t(box[i]);
     if (i) m.strides[i - 1] = strides[i - 1];
   }
@@ -205,11 +223,10 @@ void bulk_load(void* shared, const void* global, Barrier& barrier, uint32_t byte
 void bulk_store(void* global, const void* shared, uint32_t bytes, bool add_float) {
   preemption_point();
   check_bulk(shared_offset(shared), global, bytes, "bulk store");
-  open_stores[current_thread].push_back(
-      [=, thread = current_thread] {
-        check_async_read(shared_offset(shared), bytes, thread, "bulk store");
-        write_global(static_cast<char*>(global), static_cast<const unsigned char*>(shared), bytes, add_float, kFloat);
-      });
+  open_stores[current_thread].push_back([=, thread = current_thread] {
+    check_async_read(shared_offset(shared), bytes, thread, "bulk store");
+    write_global(static_cast<char*>(global), static_cast<const unsigned char*>(shared), bytes, add_float, kFloat);
+  });
 }
 
 void store_commit() {

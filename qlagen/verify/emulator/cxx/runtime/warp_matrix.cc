@@ -73,7 +73,8 @@ void load_matrix_action(void* const slots[32], unsigned, const void*) {
         memcpy(&value, static_cast<MatrixSlot*>(slots[8 * i + row])->row + 2 * column, 2);
         loaded[l][i] |= uint32_t(value) << 16 * e;
       }
-  for (int l = 0; l < 32; ++l) memcpy(static_cast<MatrixSlot*>(slots[l])->registers, loaded[l], size_t(first.count) * 4);
+  for (int l = 0; l < 32; ++l)
+    memcpy(static_cast<MatrixSlot*>(slots[l])->registers, loaded[l], size_t(first.count) * 4);
 }
 
 void store_matrix_action(void* const slots[32], unsigned, const void*) {

@@ -43,16 +43,20 @@ struct Operand {
   Operand(uint64_t bits, bool mn_major_, int reader_) : mn_major(mn_major_), reader(reader_) {
     constexpr uint32_t kWidths[] = {16, 128, 64, 32};
     const uint32_t layout = uint32_t(bits >> 62);
-    start = uint32_t(bits & 0x3fff) << 4, leading = uint32_t(bits >> 16 & 0x3fff) << 4, stride = uint32_t(bits >> 32 & 0x3fff) << 4;
+    start = uint32_t(bits & 0x3fff) << 4, leading = uint32_t(bits >> 16 & 0x3fff) << 4,
+    stride = uint32_t(bits >> 32 & 0x3fff) << 4;
     width = kWidths[layout], swizzle = width / 16 - 1;
   }
 
   // 16 contiguous bytes that hold element (mn, k) and its neighbours along the major direction.
   const unsigned char* chunk(uint32_t mn, uint32_t k_bytes, uint32_t mn_bytes, uint32_t k) const {
     uint32_t offset = start;
-    if (!mn_major) offset += mn / 8 * stride + (swizzle ? mn % 8 * width + k_bytes : mn % 8 * 16 + k_bytes / 16 * leading);
-    else if (swizzle) offset += mn_bytes / width * leading + k / 8 * stride + k % 8 * width + mn_bytes % width;
-    else offset += mn_bytes / 16 * stride + k / 8 * leading + k % 8 * 16;
+    if (!mn_major)
+      offset += mn / 8 * stride + (swizzle ? mn % 8 * width + k_bytes : mn % 8 * 16 + k_bytes / 16 * leading);
+    else if (swizzle)
+      offset += mn_bytes / width * leading + k / 8 * stride + k % 8 * width + mn_bytes % width;
+    else
+      offset += mn_bytes / 16 * stride + k / 8 * leading + k % 8 * 16;
     offset ^= (offset >> 7 & swizzle) << 4;
     check_shared(offset, 16, "wgmma operand");
     check_async_read(offset, 16, reader, "wgmma");
@@ -121,9 +125,13 @@ void multiply(int n, int k_size) {
 
 void decode_operands(const WarpOperation& op, int warp) {
   const WgmmaShape& shape = *op.shape;
-  if (op.a_in_registers) decode_a_registers(shape.operand, shape.k, op.a_registers, tile.a);
-  else decode_operand(Operand(op.a, shape.a_mn_major, warp * 32), shape.operand, warp % 4 * kRows, kRows, shape.k, [](int mn, int k, float v) { tile.a[mn][k] = v; });
-  decode_operand(Operand(op.b, shape.b_mn_major, warp * 32), shape.operand, 0, shape.n, shape.k, [](int mn, int k, float v) { tile.b[k][mn] = v; });
+  if (op.a_in_registers)
+    decode_a_registers(shape.operand, shape.k, op.a_registers, tile.a);
+  else
+    decode_operand(Operand(op.a, shape.a_mn_major, warp * 32), shape.operand, warp % 4 * kRows, kRows, shape.k,
+                   [](int mn, int k, float v) { tile.a[mn][k] = v; });
+  decode_operand(Operand(op.b, shape.b_mn_major, warp * 32), shape.operand, 0, shape.n, shape.k,
+                 [](int mn, int k, float v) { tile.b[k][mn] = v; });
   if (shape.negative_a == shape.negative_b) return;
   for (auto& row : tile.a)
     for (float& value : row) value = -value;
@@ -155,13 +163,16 @@ Group gather(void* const slots[32]) {
   Group group(first.size());
   for (int l = 0; l < 32; ++l) {
     const auto& mine = *static_cast<std::vector<Issue>*>(slots[l]);
-    if (mine.size() != first.size()) fail("DIVERGED", "lanes 0 and %d issued %zu and %zu wgmma before the commit", l, first.size(), mine.size());
+    if (mine.size() != first.size())
+      fail("DIVERGED", "lanes 0 and %d issued %zu and %zu wgmma before the commit", l, first.size(), mine.size());
     for (size_t i = 0; i < mine.size(); ++i) {
       const Issue &m = mine[i], &f = first[i];
-      if (m.shape != f.shape || m.a != f.a || m.b != f.b || m.accumulate != f.accumulate || !m.a_registers != !f.a_registers)
+      if (m.shape != f.shape || m.a != f.a || m.b != f.b || m.accumulate != f.accumulate ||
+          !m.a_registers != !f.a_registers)
         fail("DIVERGED", "lanes 0 and %d disagree about the operands of wgmma %zu of a group", l, i);
       WarpOperation& op = group[i];
-      op.shape = m.shape, op.a = m.a, op.b = m.b, op.accumulate = m.accumulate, op.a_in_registers = m.a_registers != nullptr;
+      op.shape = m.shape, op.a = m.a, op.b = m.b, op.accumulate = m.accumulate,
+      op.a_in_registers = m.a_registers != nullptr;
       op.a_registers[l] = m.a_registers, op.accumulator[l] = m.accumulator;
     }
   }
@@ -171,9 +182,12 @@ Group gather(void* const slots[32]) {
 void commit_action(void* const slots[32], unsigned, const void*) {
   Group group = gather(slots);
   const int w = warp();
-  if (!mode.lazy) execute(group, w);
-  else if (!mode.late) pending_groups[w].push_back(std::move(group));
-  else late_groups[w].push("a wgmma group", [group = std::move(group), w] { execute(group, w); });
+  if (!mode.lazy)
+    execute(group, w);
+  else if (!mode.late)
+    pending_groups[w].push_back(std::move(group));
+  else
+    late_groups[w].push("a wgmma group", [group = std::move(group), w] { execute(group, w); });
 }
 
 void wait_action(void* const[32], unsigned, const void* groups_left) {
@@ -186,7 +200,8 @@ void wait_action(void* const[32], unsigned, const void* groups_left) {
 
 std::string describe_groups(const void*, int left) { return format("wgmma, until at most %d groups are left", left); }
 std::string describe_registers(const void*, int count) {
-  return format("setmaxnreg.inc %d: %d registers are free in the block's pool of %u x %u threads", count, registers_free, 65536 / blockDim.x / 8 * 8, blockDim.x);
+  return format("setmaxnreg.inc %d: %d registers are free in the block's pool of %u x %u threads", count,
+                registers_free, 65536 / blockDim.x / 8 * 8, blockDim.x);
 }
 
 struct RegisterRequest {
@@ -207,7 +222,8 @@ void reset_wgmma(int threads) {
   for (auto& groups : late_groups) groups.clear();
 }
 
-void wgmma_issue(const WgmmaShape& shape, const uint32_t* a_registers, uint64_t a, uint64_t b, uint32_t* accumulator, bool accumulate) {
+void wgmma_issue(const WgmmaShape& shape, const uint32_t* a_registers, uint64_t a, uint64_t b, uint32_t* accumulator,
+                 bool accumulate) {
   open_issues[current_thread].push_back({&shape, a_registers, a, b, accumulator, accumulate});
 }
 
@@ -227,7 +243,8 @@ void set_max_registers(int count, bool increase) {
   warp_collective(Collective::kSetMaxRegisters, kFullMask, nullptr, nullptr);
   int& mine = registers_of_warp[warp()];
   if (count % 8 || count < 24 || count > 256) fail("REGISTERS", "setmaxnreg %d: a multiple of 8 from 24 to 256", count);
-  if (increase != (count >= mine) && count != mine) fail("REGISTERS", "setmaxnreg.%s %d by a warp that has %d registers", increase ? "inc" : "dec", count, mine);
+  if (increase != (count >= mine) && count != mine)
+    fail("REGISTERS", "setmaxnreg.%s %d by a warp that has %d registers", increase ? "inc" : "dec", count, mine);
   if (lane() == 0) {
     while (registers_free < (count - mine) * 32) wait_in(register_waiters, describe_registers, nullptr, count);
     registers_free -= (count - mine) * 32;
