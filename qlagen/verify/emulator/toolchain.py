@@ -20,6 +20,7 @@ from qlagen.errors import QlagenError
 CXX_ROOT = Path(__file__).resolve().parent / "cxx"
 
 _COMMON_FLAGS = ("-std=c++20", "-w", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
+_OLDEST_GXX = 12
 _RUNTIME_OPTIMISATION = "-O3"
 _KERNEL_OPTIMISATION = "-O1"
 _POISONED_LOCALS = "-ftrivial-auto-var-init=pattern"
@@ -37,7 +38,7 @@ _UNDECLARED = re.compile(r"error: .(?P<name>\w+). (?:was not declared|has not be
 
 @dataclass(frozen=True)
 class Compiler:
-    """Path of a C++20 compiler, the first line of its version, and the machine flags to use with it."""
+    """Path of g++, the first line of its version, and the machine flags to use with it."""
 
     path: str
     version: str
@@ -52,13 +53,21 @@ def find_compiler() -> Compiler:
     wanted = os.environ.get("CXX") or "g++"
     path = shutil.which(wanted)
     if path is None:
-        raise QlagenError(
-            "E-EMU-COMPILER",
-            f"no C++ compiler: {wanted!r} is not on PATH",
-            notes=("the emulator compiles generated kernels as C++20 for the CPU",),
-            hints=("install g++ (12 or newer)", "or name another compiler with the environment variable CXX"),
-        )
-    return _describe(path)
+        raise _no_compiler(f"no C++ compiler: {wanted!r} is not on PATH")
+    compiler = _describe(path)
+    version = re.search(r"(\d+)\.\d+", compiler.version.split(")")[-1])
+    if "clang" in compiler.version or version is None or int(version[1]) < _OLDEST_GXX:
+        raise _no_compiler(f"{wanted!r} is {compiler.version or 'unknown'!r}, not g++ {_OLDEST_GXX} or newer")
+    return compiler
+
+
+def _no_compiler(message: str) -> QlagenError:
+    return QlagenError(
+        "E-EMU-COMPILER",
+        message,
+        notes=("the emulator compiles generated kernels as C++20 for the CPU, and needs g++'s store hooks",),
+        hints=(f"install g++ ({_OLDEST_GXX} or newer)", "or name one with the environment variable CXX"),
+    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -67,6 +67,16 @@ def test_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert "install g++ (12 or newer)" in caught.value.hints
 
 
+@pytest.mark.parametrize("version", ["Debian clang version 14.0.6", "g++ (GCC) 11.4.0 20220101", ""])
+def test_unfit_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+    fake = tmp_path / "other++"
+    fake.write_text(f"#!/bin/sh\necho '{version}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    with pytest.raises(QlagenError, match=r"not g\+\+ 12 or newer"):
+        toolchain.find_compiler()
+
+
 def test_lowering_errors_are_not_tracebacks() -> None:
     with pytest.raises(QlagenError) as caught:
         lower_kernel(masked_copy(), {"no.such.option": 1})
@@ -74,7 +84,7 @@ def test_lowering_errors_are_not_tracebacks() -> None:
     assert caught.value.notes
 
 
-def test_libraries_are_cached_by_content(tmp_path: Path) -> None:
+def test_libraries_are_cached_by_content() -> None:
     directory = toolchain.default_directory()
     source = 'extern "C" __attribute__((visibility("default"))) int answer() { return 1; }'
     first = toolchain.build_library(source, "answer", directory)

@@ -70,6 +70,16 @@ def test_chosen_blocks(lowered: LoweredKernel, operands: dict[str, torch.Tensor]
     assert torch.allclose(out[64:].double(), expected(operands)[64:], rtol=2e-2, atol=2e-1)
 
 
+def test_empty_tensors_have_no_tensor_map(lowered: LoweredKernel) -> None:
+    """As on the GPU: the driver refuses a map with an empty dimension, so the host must not launch."""
+    kernel = build_emulated(lowered, "ring")
+    empty = {"a": torch.zeros(0, 64, 64).bfloat16(), "b": torch.zeros(0, 64, 64).bfloat16()}
+    with pytest.raises(QlagenError) as caught:
+        kernel(**empty, out=torch.zeros(64, 64).bfloat16(), factor=1.0)
+    assert caught.value.code == "E-EMU-TENSOR-MAP"
+    assert "dimension 2 is 0: 1 to 2^32 are possible" in caught.value.message
+
+
 def test_facts_of_the_launch(lowered: LoweredKernel) -> None:
     assert [(p.name, p.c_type, p.shape) for p in lowered.parameters] == [
         ("a", "bfloat16_t*", ("chunks", "tokens", 64)),

@@ -1,10 +1,10 @@
-// Switching between stacks: a few instructions on x86-64, the C library's contexts elsewhere.
+// Switching between stacks: a few instructions on x86-64 Linux, the C library's contexts elsewhere.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#if !defined(__x86_64__) || defined(EMULATOR_PORTABLE_FIBERS)
+#if !defined(__x86_64__) || !defined(__linux__) || defined(EMULATOR_PORTABLE_FIBERS)
 #define EMU_UCONTEXT 1
 #include <ucontext.h>
 #endif

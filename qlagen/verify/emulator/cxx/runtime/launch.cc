@@ -107,6 +107,7 @@ EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t
   emu::mode = {lazy != 0, late != 0, seeded != 0, seed, emu::FenceRule(fences)};
   emu::chosen_blocks.clear();
   emu::begin_launch();
+  emu::reset_tma();
   for (int i = 0; i < block_count; ++i)
     emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));
 }
