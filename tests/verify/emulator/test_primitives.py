@@ -108,6 +108,19 @@ def test_polling_for_ever_is_a_deadlock() -> None:
     assert "poll memory that nothing changes" in error.message
 
 
+def test_polling_a_barrier_lets_late_loads_land() -> None:
+    body = """
+      if (tx == 0) { barrier[0].init(1); barrier[0].arrive_and_expect_tx(128); tl::tma_load(tile, x, barrier[0], 128); }
+      __syncwarp();
+      while (!barrier[0].try_wait(0)) {}
+      out[tx] = ((float*)tile)[tx];
+    """
+    kernel = kernel_from_text("try_wait", body, {"x": "float32", "out": "float32"})
+    x, out = torch.randn(32), torch.zeros(32)
+    kernel.run_in_modes({"x": x, "out": out})
+    assert torch.equal(out, x)
+
+
 ASYNC_COPIES = """
   half_t* box = (half_t*)tile;
   tl::cp_async_gs<16>(box + tx * 8, x + tx * 8);

@@ -128,16 +128,23 @@ void run_deferred(size_t index) {
   operation();
 }
 
+// Whether some warp did more than poll.
 bool run_in_turn() {
   bool progress = false;
   for (int w = 0; w * 32 < thread_count; ++w) {
     polled = false;
     while (warps[w].runnable && !polled) {
       step(w);
-      progress = true;
+      progress = progress || !polled;
     }
   }
   return progress;
+}
+
+bool any_runnable() {
+  uint32_t lanes = 0;
+  for (int w = 0; w * 32 < thread_count; ++w) lanes |= warps[w].runnable;
+  return lanes != 0;
 }
 
 bool run_by_priority() {
@@ -333,8 +340,10 @@ void run_block(int threads, void (*body)(void*), void* arguments) {
   for (int w = 0; w * 32 < threads; ++w) warps[w] = {kFullMask, 0, random_bits()};
   while (live > 0) {
     if (mode.seeded ? run_by_priority() : run_in_turn()) continue;
-    if (deferred.empty()) fail("DEADLOCK", "no thread can go on%s", stuck_threads().c_str());
-    run_deferred(deferred.size() - 1);
+    if (!deferred.empty())
+      run_deferred(deferred.size() - 1);
+    else if (!any_runnable())
+      fail("DEADLOCK", "no thread can go on%s", stuck_threads().c_str());
   }
   if (!deferred.empty()) fail("IN-FLIGHT", "the block ended while %s was in flight", deferred.back().what);
 }
