@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -16,6 +17,7 @@ from qlagen.spec.model import OpSpec
 TILELANG_VERSION = "0.1.15"
 """The version that kernels are written for."""
 
+_DOC_WIDTH = 108
 _RECORD_INDENT = 20
 _RECORD_WIDTH = 90
 
@@ -62,7 +64,8 @@ class OperatorView:
     programs: tuple[ProgramView, ...]
     workspaces: tuple[str, ...]
     intermediates: tuple[str, ...]
-    sources: str
+    sources: tuple[str, ...]
+    """Lines that cite the references; none without references."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
         ),
         workspaces=tuple(_workspace(tensor) for tensor in workspaces),
         intermediates=tuple(_intermediate(tensor, spec) for tensor in workspaces),
-        sources="Sources: " + "; ".join(spec.references) + "." if spec.references else "",
+        sources=_sources(spec),
     )
 
 
@@ -142,6 +145,11 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
 def _recurrence(spec: OpSpec) -> tuple[str, ...]:
     gates = [f"{item.token_symbol} = exp({item.name})" for item in spec.inputs if item.token_symbol != item.name]
     return (*gates, *(f"{stage.name} = {stage.text}" for stage in spec.recurrence))
+
+
+def _sources(spec: OpSpec) -> tuple[str, ...]:
+    lines = [line for text in spec.references for line in textwrap.wrap(text, _DOC_WIDTH, subsequent_indent="    ")]
+    return ("Sources:", *(f"    {line}" for line in lines)) if lines else ()
 
 
 def _workspace(tensor: Tensor) -> str:

@@ -142,16 +142,16 @@ def _check_shapes(operator: Operator, tensors: dict[str, Tensor]) -> tuple[int, 
     first = tensors[lead.name]
     if first.dim() != 3 + len(lead.dims):
         raise _bad_shape(operator, lead, first, "")
-    batch, length = int(first.shape[0]), int(first.shape[1])
+    batch, length = first.shape[:2]
     data = next(item.name for item in operator.tensors if item.data)
     heads: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for argument in operator.tensors:
         tensor = tensors[argument.name]
         if tensor.dim() == 3 + len(argument.dims):
-            heads.setdefault(argument.heads, int(tensor.shape[2]))
+            heads.setdefault(argument.heads, tensor.shape[2])
             for symbol, size in zip(argument.dims, tensor.shape[3:], strict=True):
-                sizes.setdefault(symbol, int(size))
+                sizes.setdefault(symbol, size)
         wanted = (batch, length, heads.get(argument.heads), *(sizes.get(symbol) for symbol in argument.dims))
         if tuple(tensor.shape) != wanted or min(wanted[2:]) < 1:
             raise _bad_shape(operator, argument, tensor, _known(wanted))
@@ -196,7 +196,7 @@ def _check_offsets(operator: Operator, offsets: Any, batch: int, lead: Tensor) -
         got = f"given (shape {list(offsets.shape)}) with {operator.tensors[0].name} of shape {list(lead.shape)}"
         allowed = "packed sequences need B = 1; without cu_seqlens every batch row is a sequence of its own"
         raise bad_argument(function, name, got, allowed)
-    return int(offsets.shape[0]) - 1
+    return offsets.shape[0] - 1
 
 
 def check_offset_values(function: str, offsets: list[int], length: int) -> None:

@@ -1,0 +1,166 @@
+"""The host path from public arguments to the emitted kernels' own launch functions, with the CPU emulator as the GPU.
+
+It checks what the host hands over: tables, workspaces, strides, flags, padding. The emulator refuses a tensor of the
+wrong type or shape, and watches for accesses outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from qla_ops import chunk_gated_delta_rule
+from qla_ops.runtime import hopper
+from qla_ops.runtime.builder import kernel_file
+from qla_ops.runtime.choose import OPERATORS, Device
+from qla_ops.runtime.records import Kernel
+from qlagen.emit.load import load_kernel
+from qlagen.verify.emulator import EmulatedKernel, build_emulated, lower_kernel
+from tests.package.calls import inputs, states
+
+OPERATOR = OPERATORS["gated_delta_rule"]
+SCALARS = {"scale": 128**-0.5}
+STATES = ("initial_state", "final_state")
+
+
+@cache
+def emulated(kernel: Kernel, data_type: str) -> EmulatedKernel:
+    module = load_kernel(kernel_file(kernel))
+    return build_emulated(lower_kernel(module.build(data_type), module.PASS_CONFIGS), f"{kernel.name}_{data_type}")
+
+
+def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
+    """Stands in for `loader.function`."""
+    target = emulated(kernel, data_type)
+    wanted = [parameter.name for parameter in target.lowered.parameters]
+
+    def launch(*values: Any) -> None:
+        given = dict(zip(kernel.parameters, values, strict=True))
+        for name in STATES:
+            if name in given:
+                # The kernels address states by strides; the emulator wants the declared shape, even of an absent one.
+                present = given[f"has_{name}"]
+                shape = (given["sequences"], given["value_heads"], -1)
+                absent = torch.full((given["sequences"], given["value_heads"], 128 * 128), float("nan"))
+                given[name] = given[name].view(shape) if present else absent
+        target(**{name: given[name] for name in wanted if name in given})
+
+    return launch
+
+
+@pytest.fixture(autouse=True)
+def emulator_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper.loader, "function", launch_in_emulator)
+    # Many processors: the narrow tile, whose kernel alone is built here.
+    monkeypatch.setattr(hopper, "device_facts", lambda index: Device("emulator", (9, 0), 64))
+    monkeypatch.setattr(hopper, "workers", lambda kernel, items, processors: min(items, 3))
+
+
+def run(
+    values: dict[str, torch.Tensor],
+    initial_state: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    value_first: bool = False,
+    final: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor]]:
+    batch, length, heads, width = values["v"].shape
+    count = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    o = torch.full((batch, length, heads, width), float("nan"), dtype=values["v"].dtype)
+    state = torch.full((count, heads, 128, 128), float("nan")) if final else None
+    made = hopper.forward(OPERATOR, values, SCALARS, initial_state, cu_seqlens, value_first, o, state)
+    return o, state, made
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected.float()).norm() / expected.float().norm())
+
+
+def check(values: dict[str, torch.Tensor], **options: Any) -> None:
+    o, state, _ = run(values, **options)
+    expected, expected_state = chunk_gated_delta_rule(
+        **values,
+        initial_state=options.get("initial_state"),
+        output_final_state=True,
+        cu_seqlens=options.get("cu_seqlens"),
+        state_v_first=options.get("value_first", False),
+        impl="reference",
+    )
+    assert expected_state is not None
+    assert state is not None
+    assert error(o, expected) < 6e-3
+    assert error(state, expected_state) < 6e-3
+    end = int(options["cu_seqlens"][-1]) if options.get("cu_seqlens") is not None else o.shape[1]
+    assert not o[:, end:].any()
+
+
+@pytest.mark.slow
+def test_equal_lengths() -> None:
+    """Two rows, no initial state; the tables come from integers."""
+    check(inputs(batch=2, length=70))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value_first", [False, True])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_packed(value_first: bool, index: torch.dtype) -> None:
+    """Ragged, empty in the middle, padding at the end; either layout of the state."""
+    offsets = torch.tensor([0, 65, 65, 180], dtype=index)
+    check(inputs(length=190), initial_state=states(3, value_first), cu_seqlens=offsets, value_first=value_first)
+
+
+@pytest.mark.slow
+def test_views_and_types() -> None:
+    """Packed slices, misaligned data, bf16 gates, a state that is a view: the kernels see contiguous fp32."""
+    values = inputs(length=66)
+    packed = torch.cat([values["q"], values["k"], values["v"]], dim=2)
+    values |= {"q": packed[:, :, :2], "k": packed[:, :, 2:4], "v": packed[:, :, 4:]}
+    values["g"] = values["g"].bfloat16()
+    values["beta"] = torch.cat([values["beta"], values["beta"]], dim=-1)[..., 1:5]
+    state = states(2)[1:].transpose(-1, -2).transpose(-1, -2)
+    check(values, initial_state=state)
+    storage = torch.zeros(values["q"].numel() + 1, dtype=torch.bfloat16)
+    misaligned = storage[1:].view_as(values["q"])
+    misaligned.copy_(values["q"])
+    assert not hopper.is_aligned(misaligned)
+    check({**values, "q": misaligned}, initial_state=state)
+
+
+@pytest.mark.slow
+def test_no_final_state_and_the_workspaces() -> None:
+    o, state, made = run(inputs(length=70), final=False)
+    assert state is None
+    assert bool(o.isfinite().all())
+    assert sorted(made) == ["a", "chunk_offsets", "cu_seqlens", "g_cum"]
+    assert made["chunk_offsets"].tolist() == [0, 2]
+    gate = inputs(length=70)["g"]
+    torch.testing.assert_close(made["g_cum"][0, 1], gate[0, :64, 1].cumsum(0))
+
+
+@pytest.mark.slow
+def test_the_same_memory_for_both_states() -> None:
+    values, state = inputs(length=70), states()
+    _, expected, _ = run(values, initial_state=state)
+    o = torch.empty(1, 70, 4, 128, dtype=torch.bfloat16)
+    hopper.forward(OPERATOR, values, SCALARS, state, None, False, o, state)
+    assert expected is not None
+    assert torch.equal(state, expected)
+
+
+def test_nothing_is_launched_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper.loader, "function", None)
+    state = states(2)
+    _, final, made = run(inputs(batch=2, length=0), initial_state=state)
+    assert final is not None
+    assert torch.equal(final, state)
+    assert made == {}
+    o, final, _ = run(inputs(length=9), cu_seqlens=torch.tensor([0]))
+    assert final is not None
+    assert final.shape[0] == 0
+    assert not o.any()
+    _, final, _ = run(inputs(batch=2, length=0))
+    assert final is not None
+    assert not final.any()
