@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from qla_ops import BuildError, LoadError, chunk_simple_gla
-from qla_ops.runtime import builder, inspecting, loader, source, toolchain
+from qla_ops.runtime import builder, loader, source, toolchain
 from qla_ops.runtime.builder import Report, build, library_stem, read_messages
 from qla_ops.runtime.choose import OPERATORS
 from qla_ops.runtime.records import Kernel
@@ -107,7 +107,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_failing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last lines are the message."""
     monkeypatch.setattr(builder.importlib, "import_module", lambda name: SimpleNamespace(PASS_CONFIGS={}))
-    monkeypatch.setattr(builder, "cuda_source", lambda module, data_type: "this is no CUDA;")
+    monkeypatch.setattr(builder, "lower", lambda module, data_type: f"TL_EXPORT {HOST} {{ this is no CUDA")
+    monkeypatch.setattr(builder, "launcher", lambda text, kernel: "")
     with pytest.raises(BuildError, match=r"(?s)simple_gla_forward_v128 \(float16\): .*nvcc failed with status .*error"):
         build(KERNEL, "float16", tmp_path)
     assert not list(tmp_path.glob("*.so"))
@@ -132,18 +133,23 @@ def test_missing_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # The launch function
 
-MODULE = SimpleNamespace(
-    NAME="some_kernel",
-    TENSORS=("q", "o"),
-    SCALARS=(("scale", "float32"), ("flag", "int32")),
-    DYNAMIC=("tokens", "heads"),
+LAUNCHED = Kernel(
+    name="some_kernel",
+    module="",
+    tensors=("q", "o"),
+    scalars=(("scale", "float32"), ("flag", "int32")),
+    dynamic=("tokens", "heads"),
+    kind="carried",
+    value_tile=128,
+    ctas_per_sm=1,
+    data_types=("float16",),
 )
 HOST = "int call(half_t* __restrict__ o, half_t* __restrict__ q, int flag, float scale, int heads, int tokens, T s)"
 
 
 def test_launcher_orders_arguments() -> None:
     """Whatever the order of TileLang's host function, the exported one has that of the kernel file."""
-    text = source.launcher(f"TL_EXPORT {HOST} {{", MODULE)
+    text = source.launcher(f"TL_EXPORT {HOST} {{", LAUNCHED)
     assert (
         "void launch(tvm::ffi::TensorView q, tvm::ffi::TensorView o, double scale, int64_t flag, int64_t tokens, "
         in text
@@ -157,9 +163,9 @@ def test_launcher_orders_arguments() -> None:
 
 def test_launcher_refuses_what_it_does_not_know() -> None:
     with pytest.raises(BuildError, match="the generated source has no host function"):
-        source.launcher("int main() {}", MODULE)
-    with pytest.raises(BuildError, match="the host function takes extra, which the kernel file does not declare"):
-        source.launcher(f"TL_EXPORT {HOST.replace('int heads', 'int extra')} {{", MODULE)
+        source.launcher("int main() {}", LAUNCHED)
+    with pytest.raises(BuildError, match="the host function takes extra, which its record does not have"):
+        source.launcher(f"TL_EXPORT {HOST.replace('int heads', 'int extra')} {{", LAUNCHED)
 
 
 def test_kernels_do_not_start_early() -> None:
@@ -241,9 +247,9 @@ def test_warmup(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
     import torch
 
     monkeypatch.setattr(builder, "compile_kernel", slow_compiler)
-    kernels = inspecting.kernels(OPERATORS["simple_gla"])
     paths = chunk_simple_gla.warmup()
-    assert [path.name.split("_bfloat16")[0] for path in paths] == [kernel.name for kernel in kernels]
+    names = [f"{kernel.name}_bfloat16" for kernel in OPERATORS["simple_gla"].kernels]
+    assert [path.name.split("-")[0] for path in paths] == [*names, "tables_int32"]
     assert {path.parent for path in paths} == {caches[1]}
     monkeypatch.setattr(builder, "compile_kernel", None)
     assert chunk_simple_gla.warmup() == paths
@@ -259,11 +265,12 @@ def test_a_real_kernel_is_built_and_loaded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(loader, "_LOADED", {})
     monkeypatch.setenv("QLA_OPS_CACHE", str(tmp_path))
     smallest = OPERATORS["simple_gla"].programs[0].variants[0]
-    launch = loader.function(smallest, "bfloat16")
-    report = json.loads(next(tmp_path.glob("*.json")).read_text())
-    assert report["registers"] > 0
-    assert report["spill_bytes"] == 0
-    tensors = [torch.zeros(1) for _ in smallest.tensors]
-    numbers = [1.0 if kind == "float32" else 1 for _, kind in smallest.scalars]
-    with pytest.raises(ValueError, match=f"{smallest.tensors[0]} is not on a CUDA device"):
-        launch(*tensors, *numbers, *(1 for _ in smallest.dynamic))
+    for kernel, data_type in ((smallest, "bfloat16"), (loader.TABLES, "int32")):
+        launch = loader.function(kernel, data_type)
+        report = json.loads(next(tmp_path.glob(f"{kernel.name}*.json")).read_text())
+        assert report["registers"] > 0
+        assert report["spill_bytes"] == 0
+        tensors = [torch.zeros(1) for _ in kernel.tensors]
+        numbers = [1.0 if kind == "float32" else 1 for _, kind in kernel.scalars]
+        with pytest.raises(ValueError, match=f"{kernel.tensors[0]} is not on a CUDA device"):
+            launch(*tensors, *numbers, *(1 for _ in kernel.dynamic))

@@ -63,12 +63,12 @@ def test_what_is_allowed() -> None:
 
 def test_outputs() -> None:
     call = check_call(OPERATORS["gated_delta_rule"], (*inputs().values(), None))
-    o = torch.zeros(call.output_shape)
+    o = torch.zeros(call.facts.output_shape)
     o[0, 65, 2] = NAN
     with pytest.raises(BadValueError, match="o is not finite in sequence 0, head 2, chunk 1"):
         debug.check_outputs(call, o, None)
     with pytest.raises(BadValueError, match="final_state is not finite in sequence 0, head 0"):
-        debug.check_outputs(call, torch.zeros(call.output_shape), torch.full(call.state_shape, NAN))
+        debug.check_outputs(call, torch.zeros(call.facts.output_shape), torch.full(call.facts.state_shape, NAN))
 
 
 def test_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

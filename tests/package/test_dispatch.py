@@ -37,7 +37,7 @@ def hopper_for_all(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         if values[5] is not None:
             values[5].fill_(2)
 
-    monkeypatch.setattr(dispatch, "unsuitable", lambda call: None)
+    monkeypatch.setattr(choose, "unsuitable", lambda call: None)
     monkeypatch.setattr(dispatch.ops, "call_forward", call_forward)
     return calls
 
@@ -160,9 +160,9 @@ def test_narrow_tiles_while_all_run_at_once(pairs: int, tile: int) -> None:
 
 def test_workers_are_no_more_than_the_work() -> None:
     prepare = Program("prepare", (PATTERN,)).variants[0]
-    assert dispatch.hopper.workers(prepare, 5, 132) == 5
-    assert dispatch.hopper.workers(prepare, 5000, 132) == 132
-    assert dispatch.hopper.workers(prepare, 0, 132) == 1
+    assert choose.workers(prepare, 5, 132) == 5
+    assert choose.workers(prepare, 5000, 132) == 132
+    assert choose.workers(prepare, 0, 132) == 1
 
 
 # Buffers

@@ -15,11 +15,11 @@ from tests.package.conftest import SOURCE
 LIBRARY = SOURCE.parent
 CODE = """
 import pathlib, qla_ops, torch
-from qla_ops.runtime import builder, choose, inspecting
+from qla_ops.runtime import builder, choose, loader
 values = [torch.zeros(1, 3, 2, 128).bfloat16() for _ in "qkv"]
 print(pathlib.Path(qla_ops.__file__).parent)
 print(qla_ops.chunk_delta_rule(*values, torch.ones(1, 3, 2))[0].shape)
-kernels = [kernel for operator in choose.OPERATORS.values() for kernel in inspecting.kernels(operator)]
+kernels = [kernel for operator in choose.OPERATORS.values() for kernel, _ in loader.needed(operator, "bfloat16")]
 print(len(kernels), all(builder.kernel_file(kernel).is_file() for kernel in kernels))
 """
 

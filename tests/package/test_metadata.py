@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
 from qla_ops.runtime import metadata
+from qla_ops.runtime.builder import kernel_file
+from qla_ops.runtime.loader import TABLES
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
+from qlagen.verify.emulator import EmulatedKernel, Launch, LoweredKernel, Mode, Parameter, build_emulated
 
 CHUNK = 64
 CPU = torch.device("cpu")
@@ -60,6 +64,54 @@ def test_packed(name: str, dtype: torch.dtype) -> None:
     tables = packed_tables(torch.tensor(offsets, dtype=dtype), tokens, CHUNK)
     assert tables.chunk_count == tokens // CHUNK + len(offsets) - 1
     check(tables, truth(offsets, tables.chunk_count))
+
+
+WRONG = {
+    "start late": ([5, 30, 70], [0, 30, 70]),
+    "fall back": ([0, 60, 20, 70], [0, 60, 60, 70]),
+    "past the end": ([0, 90, 200], [0, 70, 70]),
+    "negative": ([0, -3, 70], [0, 0, 70]),
+    "far past the end": ([0, 2**40, 2**40], [0, 70, 70]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_offsets_lead_nowhere(name: str) -> None:
+    """Whatever the offsets, no table points outside the tokens or the slots."""
+    given, put_right = WRONG[name]
+    tables = packed_tables(torch.tensor(given), 70, CHUNK)
+    check(tables, truth(put_right, tables.chunk_count))
+
+
+@cache
+def tables_kernel() -> EmulatedKernel:
+    """The CUDA kernel, compiled for the CPU emulator."""
+    text = kernel_file(TABLES).read_text()
+    parameters = [
+        *(Parameter(name, "int*", "int32", (f"{name}_size",)) for name in TABLES.tensors),
+        *(Parameter(name, "int", "int32") for name, _ in TABLES.scalars),
+    ]
+    launch = Launch("tables_kernel", ("1", "1", "1"), 1024, 0)
+    lowered = LoweredKernel(text, text, tuple(parameters), (launch,))
+    return build_emulated(lowered, "tables")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", [*PACKED, *WRONG])
+def test_the_kernel_makes_the_same_tables(name: str, dtype: torch.dtype) -> None:
+    """tables.cu against the torch operations, in several orders of execution."""
+    given, tokens = PACKED[name] if name in PACKED else (WRONG[name][0], 70)
+    offsets = torch.tensor(given).to(dtype)
+    expected = packed_tables(offsets, tokens, CHUNK)
+    sequences, count = len(given) - 1, expected.chunk_count
+    sizes = (sequences + 1, sequences + 1, count, count)
+    buffers = [torch.full((size,), -7, dtype=torch.int32) for size in sizes]
+    numbers = (int(dtype == torch.int64), sequences, tokens, CHUNK, count)
+    values = (offsets.view(torch.int32), *buffers, *numbers)
+    for mode in (Mode(), Mode(seed=1)):
+        tables_kernel()(mode=mode, **dict(zip(TABLES.parameters, values, strict=True)))
+        for buffer, table in zip(buffers, TABLES.tensors[1:], strict=True):
+            assert torch.equal(buffer, getattr(expected, table)), table
 
 
 def test_random_lengths_fit_the_bound() -> None:

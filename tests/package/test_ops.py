@@ -21,7 +21,7 @@ def hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     device = choose.Device("NVIDIA H200", (9, 0), 132)
     for module in (choose, hopper, inspecting):
         monkeypatch.setattr(module, "device_facts", lambda index: device)
-    monkeypatch.setattr(choose.loader, "obstacle", lambda kernels, data_type: None)
+    monkeypatch.setattr(choose.loader, "obstacle", lambda kernels: None)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

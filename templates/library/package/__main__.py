@@ -16,10 +16,9 @@ from qla_ops.runtime.builder import Built
 from qla_ops.runtime.choose import OPERATORS
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import BuildError
-from qla_ops.runtime.inspecting import build_kernel, kernels
+from qla_ops.runtime.inspecting import build_kernel
+from qla_ops.runtime.loader import needed
 from qla_ops.runtime.toolchain import missing_tools
-
-_DEFAULT_TYPES = ("bfloat16",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,15 +48,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _targets(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Kernel names and data types."""
+    """Kernel names and data types; a kernel that several operators share once."""
     chosen = [item for name, item in sorted(OPERATORS.items()) if not options.operator or name in options.operator]
-    return [
-        (kernel.name, data_type)
-        for operator in chosen
-        for kernel in kernels(operator)
-        for data_type in kernel.data_types
-        if options.all or data_type in _DEFAULT_TYPES
-    ]
+    types = ("bfloat16", "float16") if options.all else ("bfloat16",)
+    pairs = [pair for operator in chosen for data_type in types for pair in needed(operator, data_type)]
+    return list(dict.fromkeys((kernel.name, data_type) for kernel, data_type in pairs))
 
 
 def _build(targets: list[tuple[str, str]], options: argparse.Namespace) -> int:

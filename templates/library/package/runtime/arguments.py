@@ -1,7 +1,12 @@
-"""Checks the arguments of a call. A fault raises ValueError naming the argument, what was got and what is allowed."""
+"""Checks the arguments of a call. A fault raises ValueError naming the argument, what was got and what is allowed.
+
+What is found out depends on shapes, types and devices only, so it is remembered by these: a call like an earlier one is
+not checked again. Nothing is remembered by a tensor's identity, and no tensor's values are read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +23,31 @@ NUMBER_TYPES = DATA_TYPES
 OFFSET_TYPES = (torch.int32, torch.int64)
 MAX_TOKENS = 2**31 - 1
 """Token offsets are 32-bit in the kernels."""
+_REMEMBERED = 1024
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the shapes, types and devices of a call's arguments say."""
+
+    batch: int
+    length: int
+    """Tokens of a batch row."""
+    key_heads: int
+    value_heads: int
+    sequences: int
+    sizes: dict[str, int]
+    """Sizes of the dimension symbols."""
+    data_type: torch.dtype
+    device: torch.device
+    output_shape: tuple[int, ...]
+    """[B, T, Hv, V]"""
+    state_shape: tuple[int, ...]
+    """[N, Hv, K, V] or [N, Hv, V, K]"""
+    differentiable: bool
+    """Whether autograd wants gradients of this call."""
+    key: Hashable
+    """What they were remembered by; None while a call is traced."""
 
 
 @dataclass
@@ -25,17 +55,10 @@ class Call:
     """The checked arguments of one call."""
 
     operator: Operator
+    facts: Facts
     tensors: dict[str, Tensor]
     """Tensor arguments by name, as given."""
     scalars: dict[str, float]
-    sizes: dict[str, int]
-    """Sizes of the dimension symbols."""
-    batch: int
-    length: int
-    """Tokens of a batch row."""
-    key_heads: int
-    value_heads: int
-    sequences: int
     initial_state: Tensor | None
     output_final_state: bool
     cu_seqlens: Tensor | None
@@ -44,39 +67,13 @@ class Call:
     final_state_out: Tensor | None
 
     @property
-    def lead(self) -> Tensor:
-        """The first tensor argument; the call runs on its device."""
-        return self.tensors[self.operator.tensors[0].name]
-
-    @property
     def values(self) -> tuple[Tensor | float, ...]:
         """The operator's arguments in order."""
         given: dict[str, Tensor | float] = {**self.tensors, **self.scalars}
-        return tuple(given[item.name] for item in self.operator.arguments)
+        return tuple([given[item.name] for item in self.operator.arguments])
 
-    @property
-    def data_type(self) -> torch.dtype:
-        """The type of the data arguments, and of the output."""
-        return next(self.tensors[item.name].dtype for item in self.operator.tensors if item.data)
 
-    @property
-    def output_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the output: [B, T, Hv, V]."""
-        return (self.batch, self.length, self.value_heads, self.sizes["V"])
-
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the states: [N, Hv, K, V] or [N, Hv, V, K]."""
-        rows, columns = ("V", "K") if self.state_v_first else ("K", "V")
-        return (self.sequences, self.value_heads, self.sizes[rows], self.sizes[columns])
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether autograd wants gradients of this call."""
-        if not torch.is_grad_enabled():
-            return False
-        state = self.initial_state
-        return any(item.requires_grad for item in self.tensors.values()) or (state is not None and state.requires_grad)
+_KNOWN: dict[Hashable, Facts] = {}
 
 
 def check_call(
@@ -91,39 +88,84 @@ def check_call(
     final_state_out: Any = None,
     state_indices: Any = None,
 ) -> Call:
-    """The arguments as a `Call`. Raises ValueError; reads no tensor's values."""
+    """The arguments as a `Call`. Raises ValueError."""
     if state_indices is not None:
         got = f"a {type(state_indices).__name__}"
         raise bad_argument(operator.function, "state_indices", got, "state pools are not supported yet; pass None")
-    given = dict(zip((item.name for item in operator.arguments), inputs, strict=True))
-    tensors = {item.name: _check_tensor(operator, item, given[item.name]) for item in operator.tensors}
+    options = (initial_state, cu_seqlens, out, final_state_out)
+    tensors = {
+        item.name: value
+        for item, value in zip(operator.arguments, inputs, strict=True)
+        if isinstance(item, TensorArgument)
+    }
+    key = _key(operator, (*tensors.values(), *options), state_v_first)
+    facts = _KNOWN.get(key) if key is not None else None
+    if facts is None:
+        facts = _find_facts(operator, tensors, options, state_v_first, key)
+        if key is not None:
+            if len(_KNOWN) >= _REMEMBERED:
+                _KNOWN.clear()
+            _KNOWN[key] = facts
+    scalars = {
+        item.name: _number(operator, item, value, facts.sizes)
+        for item, value in zip(operator.arguments, inputs, strict=True)
+        if isinstance(item, ScalarArgument)
+    }
+    if out is not None:
+        _check_overlap(operator, tensors, out)
+    final = bool(output_final_state) or final_state_out is not None
+    return Call(
+        operator, facts, tensors, scalars, initial_state, final, cu_seqlens, state_v_first, out, final_state_out
+    )
+
+
+def _key(operator: Operator, values: tuple[Any, ...], state_v_first: bool) -> Hashable:
+    """Everything that checks look at; None while a call is traced, when shapes may be symbols."""
+    if torch.compiler.is_compiling() or type(values[0]) is not Tensor:
+        return None
+    parts = [
+        (x.shape, x.dtype, x.device, x.layout, x.requires_grad) if isinstance(x, Tensor) else type(x) for x in values
+    ]
+    return (operator.name, state_v_first, torch.is_grad_enabled(), *parts)
+
+
+def _find_facts(
+    operator: Operator, tensors: dict[str, Any], options: tuple[Any, ...], state_v_first: bool, key: Hashable
+) -> Facts:
+    initial_state, cu_seqlens, out, final_state_out = options
+    for item in operator.tensors:
+        _check_tensor(operator, item, tensors[item.name])
     batch, length, heads, sizes = _check_shapes(operator, tensors)
-    sequences = batch
-    if cu_seqlens is not None:
-        sequences = _check_offsets(operator, cu_seqlens, batch, tensors[operator.tensors[0].name])
-    call = Call(
-        operator=operator,
-        tensors=tensors,
-        scalars={item.name: _number(operator, item, given[item.name], sizes) for item in operator.scalars},
-        sizes=sizes,
+    first = tensors[operator.tensors[0].name]
+    sequences = batch if cu_seqlens is None else _check_offsets(operator, cu_seqlens, batch, first)
+    rows, columns = ("V", "K") if state_v_first else ("K", "V")
+    inputs = [*tensors.values(), *((initial_state,) if isinstance(initial_state, Tensor) else ())]
+    facts = Facts(
         batch=batch,
         length=length,
         key_heads=heads["key"],
         value_heads=heads["value"],
         sequences=sequences,
-        initial_state=initial_state,
-        output_final_state=bool(output_final_state) or final_state_out is not None,
-        cu_seqlens=cu_seqlens,
-        state_v_first=bool(state_v_first),
-        out=out,
-        final_state_out=final_state_out,
+        sizes=sizes,
+        data_type=next(tensors[item.name].dtype for item in operator.tensors if item.data),
+        device=first.device,
+        output_shape=(batch, length, heads["value"], sizes["V"]),
+        state_shape=(sequences, heads["value"], sizes[rows], sizes[columns]),
+        differentiable=torch.is_grad_enabled() and any(item.requires_grad for item in inputs),
+        key=key,
     )
-    _check_states(call)
-    _check_out(call)
-    return call
+    layout = f"{operator.head_names[1]}, {rows}, {columns}"
+    meaning = f" = [N, {layout}] with state_v_first={state_v_first}"
+    for name, state in (("initial_state", initial_state), ("final_state_out", final_state_out)):
+        if state is not None:
+            _check_like(operator, facts, name, state, facts.state_shape, NUMBER_TYPES, meaning)
+    if out is not None:
+        _check_like(operator, facts, "out", out, facts.output_shape, (facts.data_type,), "")
+    _check_no_gradient(operator, facts, (("out", out), ("final_state_out", final_state_out)))
+    return facts
 
 
-def _check_tensor(operator: Operator, argument: TensorArgument, value: Any) -> Tensor:
+def _check_tensor(operator: Operator, argument: TensorArgument, value: Any) -> None:
     if not isinstance(value, Tensor):
         allowed = f"a tensor {_pattern(operator, argument)} is needed"
         raise bad_argument(operator.function, argument.name, f"a {type(value).__name__}", allowed)
@@ -133,7 +175,6 @@ def _check_tensor(operator: Operator, argument: TensorArgument, value: Any) -> T
     if value.layout != torch.strided:
         got = f"a tensor with layout {value.layout}"
         raise bad_argument(operator.function, argument.name, got, "a dense (strided) tensor is needed")
-    return value
 
 
 def _check_shapes(operator: Operator, tensors: dict[str, Tensor]) -> tuple[int, int, dict[str, int], dict[str, int]]:
@@ -152,7 +193,7 @@ def _check_shapes(operator: Operator, tensors: dict[str, Tensor]) -> tuple[int, 
             heads.setdefault(argument.heads, tensor.shape[2])
             for symbol, size in zip(argument.dims, tensor.shape[3:], strict=True):
                 sizes.setdefault(symbol, size)
-        wanted = (batch, length, heads.get(argument.heads), *(sizes.get(symbol) for symbol in argument.dims))
+        wanted = (batch, length, heads.get(argument.heads), *[sizes.get(symbol) for symbol in argument.dims])
         if tuple(tensor.shape) != wanted or min(wanted[2:]) < 1:
             raise _bad_shape(operator, argument, tensor, _known(wanted))
         if argument.data and tensor.dtype != tensors[data].dtype:
@@ -179,7 +220,7 @@ def _check_heads(operator: Operator, heads: dict[str, int]) -> dict[str, int]:
     return {"key": key, "value": value}
 
 
-def _check_offsets(operator: Operator, offsets: Any, batch: int, lead: Tensor) -> int:
+def _check_offsets(operator: Operator, offsets: Any, batch: int, first: Tensor) -> int:
     """The number of sequences."""
     name, function = "cu_seqlens", operator.function
     if not isinstance(offsets, Tensor):
@@ -189,11 +230,11 @@ def _check_offsets(operator: Operator, offsets: Any, batch: int, lead: Tensor) -
         raise bad_argument(function, name, f"of type {offsets.dtype}", f"allowed: {_join(OFFSET_TYPES)}")
     if offsets.dim() != 1 or offsets.shape[0] < 1:
         raise bad_argument(function, name, f"of shape {list(offsets.shape)}", "[N + 1] offsets are needed")
-    if offsets.device != lead.device:
-        allowed = f"it must be on the device of {operator.tensors[0].name}, {lead.device}"
+    if offsets.device != first.device:
+        allowed = f"it must be on the device of {operator.tensors[0].name}, {first.device}"
         raise bad_argument(function, name, f"on {offsets.device}", allowed)
     if batch != 1:
-        got = f"given (shape {list(offsets.shape)}) with {operator.tensors[0].name} of shape {list(lead.shape)}"
+        got = f"given (shape {list(offsets.shape)}) with {operator.tensors[0].name} of shape {list(first.shape)}"
         allowed = "packed sequences need B = 1; without cu_seqlens every batch row is a sequence of its own"
         raise bad_argument(function, name, got, allowed)
     return offsets.shape[0] - 1
@@ -207,40 +248,40 @@ def check_offset_values(function: str, offsets: list[int], length: int) -> None:
             raise bad_argument(function, "cu_seqlens", f"{value} at index {index}", allowed)
 
 
-def _check_states(call: Call) -> None:
-    for name, state in (("initial_state", call.initial_state), ("final_state_out", call.final_state_out)):
-        if state is not None:
-            _check_like(call, name, state, call.state_shape, NUMBER_TYPES)
-
-
-def _check_out(call: Call) -> None:
-    function = call.operator.function
-    if call.out is not None:
-        _check_like(call, "out", call.out, call.output_shape, (call.data_type,))
-    for name, buffer in (("out", call.out), ("final_state_out", call.final_state_out)):
-        if buffer is not None and (call.differentiable or (torch.is_grad_enabled() and buffer.requires_grad)):
-            allowed = "an output buffer takes no part in autograd; leave it out or use torch.no_grad()"
-            raise bad_argument(function, name, "given although a gradient is wanted", allowed)
-    for name, tensor in call.tensors.items():
-        if call.out is not None and overlaps(call.out, tensor):
-            raise bad_argument(function, "out", f"in the same memory as {name}", "it must not overlap an input")
-
-
-def _check_like(call: Call, name: str, value: Any, shape: tuple[int, ...], types: tuple[torch.dtype, ...]) -> None:
-    function, lead = call.operator.function, call.lead
+def _check_like(
+    operator: Operator,
+    facts: Facts,
+    name: str,
+    value: Any,
+    shape: tuple[int, ...],
+    types: tuple[torch.dtype, ...],
+    meaning: str,
+) -> None:
+    function = operator.function
     if not isinstance(value, Tensor):
         raise bad_argument(function, name, f"a {type(value).__name__}", f"a tensor of shape {list(shape)} is needed")
     if tuple(value.shape) != shape:
-        meaning = ""
-        if name != "out":
-            layout = "V, K" if call.state_v_first else "K, V"
-            meaning = f" = [N, {call.operator.head_names[1]}, {layout}] with state_v_first={call.state_v_first}"
         raise bad_argument(function, name, f"of shape {list(value.shape)}", f"needed: {list(shape)}{meaning}")
     if value.dtype not in types:
         raise bad_argument(function, name, f"of type {value.dtype}", f"allowed: {_join(types)}")
-    if value.device != lead.device:
-        allowed = f"it must be on the device of {call.operator.tensors[0].name}, {lead.device}"
+    if value.device != facts.device:
+        allowed = f"it must be on the device of {operator.tensors[0].name}, {facts.device}"
         raise bad_argument(function, name, f"on {value.device}", allowed)
+
+
+def _check_no_gradient(operator: Operator, facts: Facts, buffers: tuple[tuple[str, Tensor | None], ...]) -> None:
+    for name, buffer in buffers:
+        if buffer is not None and (facts.differentiable or (torch.is_grad_enabled() and buffer.requires_grad)):
+            allowed = "an output buffer takes no part in autograd; leave it out or use torch.no_grad()"
+            raise bad_argument(operator.function, name, "given although a gradient is wanted", allowed)
+
+
+def _check_overlap(operator: Operator, tensors: dict[str, Tensor], out: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if overlaps(out, tensor):
+            raise bad_argument(
+                operator.function, "out", f"in the same memory as {name}", "it must not overlap an input"
+            )
 
 
 def overlaps(left: Tensor, right: Tensor) -> bool:

@@ -21,11 +21,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from qla_ops.runtime.errors import BuildError
 from qla_ops.runtime.records import Kernel
-from qla_ops.runtime.source import cuda_source
+from qla_ops.runtime.source import launcher, lower
 from qla_ops.runtime.toolchain import Toolchain, ffi_library_folder, find_toolchain, include_folders
 
 _RECIPE = 1
@@ -64,9 +63,10 @@ Compile = Callable[[Kernel, str, Path], Report]
 
 
 def kernel_file(kernel: Kernel) -> Path:
-    """The kernel's source file. It is found, not imported: it needs tilelang."""
-    folder = Path(__file__).parent.parent / "kernels"
-    return folder.joinpath(*kernel.module.split(".")).with_suffix(".py")
+    """The kernel's source file, TileLang or CUDA. It is found, not imported: that would need tilelang."""
+    path = (Path(__file__).parent.parent / "kernels").joinpath(*kernel.module.split("."))
+    cuda = path.with_suffix(".cu")
+    return cuda if cuda.is_file() else path.with_suffix(".py")
 
 
 def library_stem(kernel: Kernel, data_type: str) -> str:
@@ -105,15 +105,26 @@ def is_library(path: Path) -> bool:
 def compile_kernel(kernel: Kernel, data_type: str, output: Path) -> Report:
     """Lowers and compiles a kernel to `output`. Raises BuildError with the compiler's last lines."""
     tools, start = find_toolchain(), time.perf_counter()
-    module = importlib.import_module(f"qla_ops.kernels.{kernel.module}")
+    text, fast = kernel_source(kernel, data_type)
     source = output.with_suffix(".cu")
-    source.write_text(cuda_source(module, data_type), "utf-8")
-    result = subprocess.run(_command(tools, module, source, output), capture_output=True, text=True, check=False)
+    source.write_text(text, "utf-8")
+    result = subprocess.run(_command(tools, fast, source, output), capture_output=True, text=True, check=False)
     said = result.stdout + result.stderr
     if result.returncode or not is_library(output):
         tail = "\n".join(said.splitlines()[-_MESSAGE_LINES:])
         raise BuildError(f"{kernel.name} ({data_type}): {tools.nvcc} failed with status {result.returncode}:\n{tail}")
     return read_messages(kernel.name, data_type, said, time.perf_counter() - start)
+
+
+def kernel_source(kernel: Kernel, data_type: str) -> tuple[str, bool]:
+    """The CUDA text to compile, and whether with fast arithmetic."""
+    file = kernel_file(kernel)
+    if file.suffix == ".cu":
+        text, fast = file.read_text("utf-8"), False
+    else:
+        module = importlib.import_module(f"qla_ops.kernels.{kernel.module}")
+        text, fast = lower(module, data_type), bool(module.PASS_CONFIGS.get("tl.enable_fast_math"))
+    return text + launcher(text, kernel), fast
 
 
 def read_messages(kernel: str, data_type: str, said: str, seconds: float) -> Report:
@@ -128,11 +139,11 @@ def read_messages(kernel: str, data_type: str, said: str, seconds: float) -> Rep
     )
 
 
-def _command(tools: Toolchain, module: Any, source: Path, output: Path) -> list[str]:
-    fast = ["--use_fast_math"] if module.PASS_CONFIGS.get("tl.enable_fast_math") else []
+def _command(tools: Toolchain, fast: bool, source: Path, output: Path) -> list[str]:
+    arithmetic = ["--use_fast_math"] if fast else []
     includes = [f"-I{folder}" for folder in include_folders()]
     link = [f"-L{ffi_library_folder()}", "-ltvm_ffi"]
-    return [tools.nvcc, *_FLAGS, *fast, *includes, "-o", str(output), str(source), *link]
+    return [tools.nvcc, *_FLAGS, *arithmetic, *includes, "-o", str(output), str(source), *link]
 
 
 def _build_into(kernel: Kernel, data_type: str, path: Path, compile_library: Compile) -> None:

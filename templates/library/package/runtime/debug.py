@@ -14,7 +14,7 @@ def check_inputs(call: Call) -> None:
     function = call.operator.function
     offsets = _offsets(call)
     if call.cu_seqlens is not None:
-        check_offset_values(function, offsets, call.length)
+        check_offset_values(function, offsets, call.facts.length)
     for argument in call.operator.tensors:
         tensor = call.tensors[argument.name].detach()
         # A log gate of minus infinity is a reset, and allowed.
@@ -38,7 +38,7 @@ def check_outputs(call: Call, o: Tensor, final_state: Tensor | None) -> None:
 def _offsets(call: Call) -> list[int]:
     if call.cu_seqlens is not None:
         return [int(value) for value in call.cu_seqlens.tolist()]
-    return [0, call.length]
+    return [0, call.facts.length]
 
 
 def _require(call: Call, name: str, good: Tensor, offsets: list[int], fault: str) -> None:

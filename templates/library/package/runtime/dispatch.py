@@ -9,13 +9,10 @@ from torch import Tensor
 
 from qla_ops.runtime import debug, hopper, ops
 from qla_ops.runtime.arguments import Call, check_call, check_offset_values, overlaps
-from qla_ops.runtime.choose import unsuitable
+from qla_ops.runtime.choose import choose
 from qla_ops.runtime.environment import debug as debugging
-from qla_ops.runtime.errors import ImplementationUnavailableError, bad_argument
-from qla_ops.runtime.log import note_fallback
 from qla_ops.runtime.records import Operator
 
-IMPLEMENTATIONS = ("hopper", "reference")
 _EPSILON = 1e-6
 """Added to the squared norm, as in other libraries."""
 
@@ -61,24 +58,6 @@ def run_forward(
     return Forward(o, final_state, intermediates)
 
 
-def choose(call: Call, strict: bool, impl: str | None) -> str:
-    """``hopper`` or ``reference``. Raises ValueError and ImplementationUnavailableError."""
-    function = call.operator.function
-    if impl is not None and impl not in IMPLEMENTATIONS:
-        raise bad_argument(function, "impl", repr(impl), "allowed: None, 'hopper', 'reference'")
-    if impl == "reference":
-        return impl
-    reason = unsuitable(call)
-    if reason is None:
-        return "hopper"
-    if strict or impl == "hopper":
-        asked = "impl='hopper'" if impl else "strict=True"
-        hint = "leave it out to let the portable implementation take the call"
-        raise ImplementationUnavailableError(f"{function}: {asked}, but {reason}; {hint}")
-    note_fallback(function, reason)
-    return "reference"
-
-
 def _prepare(call: Call, normalise: bool) -> None:
     """Checks values when debugging, then makes unit vectors of what ``use_qk_l2norm_in_kernel`` applies to."""
     if debugging():
@@ -106,12 +85,12 @@ def _buffers(call: Call) -> tuple[Tensor, Tensor | None]:
     """Where the kernels write: the caller's buffers where they can, new ones elsewhere."""
     o, final_state = call.out, call.final_state_out
     if o is None or not _writable(o):
-        o = torch.empty(call.output_shape, dtype=call.data_type, device=call.lead.device)
+        o = torch.empty(call.facts.output_shape, dtype=call.facts.data_type, device=call.facts.device)
     if not call.output_final_state:
         return o, None
     # The same memory as initial_state is fine: each tile is read before it is written. A shifted overlap is not.
     if final_state is None or final_state.dtype != torch.float32 or not _writable(final_state) or _shifted(call):
-        final_state = torch.empty(call.state_shape, dtype=torch.float32, device=call.lead.device)
+        final_state = torch.empty(call.facts.state_shape, dtype=torch.float32, device=call.facts.device)
     return o, final_state
 
 
@@ -130,12 +109,12 @@ def _writable(buffer: Tensor) -> bool:
 
 def _run_portable(call: Call) -> tuple[Tensor, Tensor | None]:
     if call.cu_seqlens is not None and not torch.compiler.is_compiling():
-        check_offset_values(call.operator.function, call.cu_seqlens.tolist(), call.length)
+        check_offset_values(call.operator.function, call.cu_seqlens.tolist(), call.facts.length)
     state = call.initial_state
     if state is not None and call.state_v_first:
         state = state.transpose(-1, -2)
     # Products in fp32 must stay so inside an autocast region.
-    with torch.autocast(call.lead.device.type, enabled=False):
+    with torch.autocast(call.facts.device.type, enabled=False):
         o, final_state = call.operator.portable(*call.values, initial_state=state, cu_seqlens=call.cu_seqlens)
     if not call.output_final_state:
         return o, None

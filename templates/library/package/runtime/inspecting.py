@@ -13,11 +13,18 @@ import torch
 from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call, check_call
 from qla_ops.runtime.builder import Built, build
-from qla_ops.runtime.choose import DATA_TYPES, OPERATORS, choose_variant, cta_count, device_facts, unsuitable
-from qla_ops.runtime.dispatch import choose
+from qla_ops.runtime.choose import (
+    DATA_TYPES,
+    OPERATORS,
+    choose,
+    choose_variant,
+    cta_count,
+    device_facts,
+    unsuitable,
+    workers,
+)
 from qla_ops.runtime.environment import cache_folder
-from qla_ops.runtime.hopper import workers
-from qla_ops.runtime.records import Kernel, Operator
+from qla_ops.runtime.records import Operator
 
 _NOT_OF_A_CALL = ("use_qk_l2norm_in_kernel", "auto_cp", "strict", "impl")
 
@@ -82,29 +89,26 @@ def warmup(
         if item not in DATA_TYPES:
             raise ValueError(f"data_types has {item}; allowed: torch.bfloat16, torch.float16")
     operator = _operator(function)
+    # A dictionary keeps the order and names each kernel once.
+    wanted = dict.fromkeys(pair for item in types for pair in loader.needed(operator, DATA_TYPES[item]))
     paths = []
-    for kernel in kernels(operator):
-        for item in types:
-            found = loader.find_library(kernel, DATA_TYPES[item]) if folder is None else None
-            paths.append(found or build(kernel, DATA_TYPES[item], folder or cache_folder()).path)
+    for kernel, data_type in wanted:
+        found = loader.find_library(kernel, data_type) if folder is None else None
+        paths.append(found or build(kernel, data_type, folder or cache_folder()).path)
     return tuple(paths)
 
 
 def build_kernel(name: str, data_type: str, folder: Path) -> Built:
     """Builds the kernel of that name into a folder."""
-    found = {kernel.name: kernel for operator in OPERATORS.values() for kernel in kernels(operator)}
-    return build(found[name], data_type, folder)
-
-
-def kernels(operator: Operator) -> tuple[Kernel, ...]:
-    """All kernels of an operator, in launch order."""
-    return tuple(kernel for program in operator.programs for kernel in program.variants)
+    found = {kernel.name: kernel for operator in OPERATORS.values() for kernel in operator.kernels}
+    return build({**found, loader.TABLES.name: loader.TABLES}[name], data_type, folder)
 
 
 def launches(call: Call) -> tuple[Launch, ...]:
     """The kernels of a call on its GPU, with the variant chosen and why."""
-    processors = device_facts(call.lead.device.index).processors
-    value_dim, pairs = call.sizes["V"], call.sequences * call.value_heads
+    processors = device_facts(call.facts.device.index or 0).processors
+    facts = call.facts
+    value_dim, pairs = facts.sizes["V"], facts.sequences * facts.value_heads
     result = []
     for program in call.operator.programs:
         kernel = choose_variant(program, value_dim, pairs, processors)
@@ -113,8 +117,8 @@ def launches(call: Call) -> tuple[Launch, ...]:
             fits = "all at once" if count <= processors * kernel.ctas_per_sm else "in turns"
             reason = f"{pairs} sequences x heads, value tile {kernel.value_tile}, {fits} on {processors} SMs"
         else:
-            slots = call.batch * call.length // call.operator.chunk + call.sequences
-            count = workers(kernel, slots * call.value_heads, processors)
+            slots = facts.batch * facts.length // call.operator.chunk + facts.sequences
+            count = workers(kernel, slots * facts.value_heads, processors)
             reason = f"persistent, {kernel.ctas_per_sm} on each of {processors} SMs at most"
         result.append(Launch(kernel.name, count, reason))
     return tuple(result)

@@ -14,11 +14,24 @@ from typing import Any
 from qla_ops.runtime.builder import build, is_library, library_stem
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import LoadError
-from qla_ops.runtime.records import Kernel
+from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.toolchain import find_toolchain, missing_loader, missing_tools
 
 PREBUILT = Path(__file__).parent.parent / "prebuilt"
 """Libraries that came with the package."""
+
+TABLES = Kernel(
+    name="tables",
+    module="tables",
+    tensors=("given", "cu_seqlens", "chunk_offsets", "chunk_first", "chunk_rows"),
+    scalars=tuple((name, "int32") for name in ("wide", "sequences", "tokens", "chunk", "chunk_count")),
+    dynamic=(),
+    kind="chunk_parallel",
+    value_tile=0,
+    ctas_per_sm=1,
+    data_types=("int32",),
+)
+"""The kernel of `metadata.packed_tables`, which all operators share."""
 
 Function = Callable[..., Any]
 _LOCK = threading.Lock()
@@ -39,12 +52,17 @@ def function(kernel: Kernel, data_type: str) -> Function:
         return _LOADED[kernel.name, data_type]
 
 
-def obstacle(kernels: tuple[Kernel, ...], data_type: str) -> str | None:
+def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]:
+    """Every kernel that calls of an operator may need, with the data type it is built for."""
+    return (*((kernel, data_type) for kernel in operator.kernels), (TABLES, "int32"))
+
+
+def obstacle(kernels: tuple[tuple[Kernel, str], ...]) -> str | None:
     """Why these kernels can be neither loaded nor built here, or None. Builds nothing."""
-    if all((kernel.name, data_type) in _LOADED for kernel in kernels):
+    if all((kernel.name, data_type) in _LOADED for kernel, data_type in kernels):
         return None
     missing = missing_loader()
-    if missing is None and any(find_library(kernel, data_type) is None for kernel in kernels):
+    if missing is None and any(find_library(kernel, data_type) is None for kernel, data_type in kernels):
         missing = missing_tools()
         if missing is not None:
             missing = f"the kernels are not built and {missing}"

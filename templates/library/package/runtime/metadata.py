@@ -7,7 +7,8 @@
 | ``chunk_first`` | [chunks] | first token of the chunk in each slot; 0 for an unused slot |
 | ``chunk_rows`` | [chunks] | its tokens, fewer than C in a ragged tail; 0 for an unused slot |
 
-All are int32. Packed sequences get ``T // C + N`` slots: enough whatever their lengths, and known to the host.
+All are int32. Packed sequences get ``T // C + N`` slots: enough whatever their lengths, and known to the host. Wrong
+offsets are put right (start at 0, never decrease, end at T at most), so that no kernel leaves a tensor.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from qla_ops.runtime import loader
 
 _CACHE_ENTRIES = 64
 
@@ -50,20 +53,31 @@ def equal_length_tables(batch: int, length: int, chunk: int, device: torch.devic
 
 def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int) -> Tables:
     """Tables of packed sequences, made anew for each call: the offsets may have been overwritten in place."""
-    device, sequences = cu_seqlens.device, cu_seqlens.shape[0] - 1
+    sequences = cu_seqlens.shape[0] - 1
     count = tokens // chunk + sequences
-    offsets = cu_seqlens.to(torch.int32).contiguous()
-    chunk_offsets = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+    if cu_seqlens.device.type != "cuda":
+        return _packed_tables(cu_seqlens, tokens, chunk, count)
+    given = cu_seqlens.contiguous()
+    sizes = (sequences + 1, sequences + 1, count, count)
+    tables = [torch.empty(size, dtype=torch.int32, device=given.device) for size in sizes]
+    wide = int(given.dtype == torch.int64)
+    loader.function(loader.TABLES, "int32")(given, *tables, wide, sequences, tokens, chunk, count)
+    return Tables(*tables, count)
+
+
+def _packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, count: int) -> Tables:
+    """What the kernel `tables.cu` does, as torch operations."""
+    inner = cu_seqlens[1:].clamp(0, tokens)
+    offsets = torch.cat([torch.zeros_like(cu_seqlens[:1]), inner]).cummax(0).values.to(torch.int32)
+    chunk_offsets = torch.zeros_like(offsets)
     lengths = offsets[1:] - offsets[:-1]
     torch.cumsum((lengths + (chunk - 1)).div_(chunk, rounding_mode="floor"), 0, out=chunk_offsets[1:])
-    slots = torch.arange(count, dtype=torch.int32, device=device)
-    sequence = torch.searchsorted(chunk_offsets[1:], slots, right=True, out_int32=True)
+    slots = torch.arange(count, dtype=torch.int32, device=offsets.device)
+    sequence = torch.searchsorted(chunk_offsets[1:], slots, right=True)
     # Unused slots get sequence N: `first` is then past every token, and the end of "sequence N" is offsets[0], 0.
-    base = torch.sub(offsets, chunk_offsets, alpha=chunk)
-    first = base[sequence].add_(slots, alpha=chunk)
+    first = (offsets - chunk_offsets * chunk)[sequence] + slots * chunk
     rows = (torch.roll(offsets, -1)[sequence] - first).clamp_(0, chunk)
-    first.masked_fill_(rows == 0, 0)
-    return Tables(offsets, chunk_offsets, first, rows, count)
+    return Tables(offsets, chunk_offsets, first.masked_fill(rows == 0, 0), rows, count)
 
 
 def _equal_length_tables(batch: int, length: int, chunk: int, device: torch.device) -> Tables:

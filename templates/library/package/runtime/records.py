@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 Heads = Literal["key", "value"]
@@ -70,7 +71,7 @@ class Kernel:
     ctas_per_sm: int
     data_types: tuple[str, ...]
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the built function's parameters, in order."""
         return (*self.tensors, *(name for name, _ in self.scalars), *self.dynamic)
@@ -100,17 +101,27 @@ class Operator:
     workspaces: tuple[Workspace, ...]
     portable: Callable[..., Any]
 
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """`dims` by symbol."""
+        return dict(self.dims)
+
     @property
     def chunk(self) -> int:
         """Tokens per chunk."""
-        return dict(self.dims)["C"]
+        return self.sizes["C"]
 
-    @property
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernels, in launch order."""
+        return tuple(kernel for program in self.programs for kernel in program.variants)
+
+    @cached_property
     def tensors(self) -> tuple[TensorArgument, ...]:
         """The tensor arguments, in the public function's order."""
         return tuple(item for item in self.arguments if isinstance(item, TensorArgument))
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[ScalarArgument, ...]:
         """The numbers, in the public function's order."""
         return tuple(item for item in self.arguments if isinstance(item, ScalarArgument))

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from qla_ops.runtime.errors import BuildError
+from qla_ops.runtime.records import Kernel
 
 _C_TYPES = {"float32": "double", "int32": "int64_t"}
 
@@ -62,8 +63,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, launch);
 """
 
 
-def cuda_source(kernel: Any, data_type: str) -> str:
-    """The whole translation unit for a kernel module (`qla_ops.kernels...`), built for ``bfloat16`` or ``float16``."""
+def lower(module: Any, data_type: str) -> str:
+    """CUDA and TileLang's host function of a kernel module (`qla_ops.kernels...`), for ``bfloat16`` or ``float16``."""
     # Imported here: a process that only loads built kernels has no tilelang.
     import tilelang
     from tilelang import tvm
@@ -71,8 +72,8 @@ def cuda_source(kernel: Any, data_type: str) -> str:
     from tvm.target import Target
 
     target = Target({"kind": "cuda", "arch": "sm_90a"})
-    configs = dict(kernel.PASS_CONFIGS)
-    function = kernel.build(data_type)
+    configs = dict(module.PASS_CONFIGS)
+    function = module.build(data_type)
     with tvm.transform.PassContext(opt_level=3, config=configs), target:
         artifact = tilelang.lower(function, target=target)
     wrapper = TLCUDASourceWrapper(
@@ -83,7 +84,7 @@ def cuda_source(kernel: Any, data_type: str) -> str:
         host_mod=artifact.host_mod,
         pass_configs=configs,
     )
-    return without_early_start(wrapper.lib_code) + launcher(wrapper.lib_code, kernel)
+    return without_early_start(wrapper.lib_code)
 
 
 def without_early_start(source: str) -> str:
@@ -95,30 +96,30 @@ def without_early_start(source: str) -> str:
     return source.replace(found, "programmaticStreamSerializationAllowed = 0")
 
 
-def launcher(source: str, kernel: Any) -> str:
+def launcher(source: str, kernel: Kernel) -> str:
     """The exported function for `source`, whose ``call`` takes its run-time dimensions in an order of its own."""
     signature = re.search(r"TL_EXPORT int call\(([^)]*)\)", source)
     if signature is None:
-        raise BuildError(f"{kernel.NAME}: the generated source has no host function")
+        raise BuildError(f"{kernel.name}: the generated source has no host function")
     types = {}
     for parameter in signature[1].split(",")[:-1]:
         c_type, name = parameter.replace("__restrict__", "").rsplit(None, 1)
         types[name] = c_type.strip()
-    scalars = dict(kernel.SCALARS)
-    known = {*kernel.TENSORS, *scalars, *kernel.DYNAMIC}
+    scalars = dict(kernel.scalars)
+    known = {*kernel.tensors, *scalars, *kernel.dynamic}
     if set(types) - known:
         names = ", ".join(sorted(set(types) - known))
-        raise BuildError(f"{kernel.NAME}: the host function takes {names}, which the kernel file does not declare")
-    parameters = [f"tvm::ffi::TensorView {name}" for name in kernel.TENSORS]
-    parameters += [f"{_C_TYPES[kind]} {name}" for name, kind in kernel.SCALARS]
-    parameters += [f"int64_t {name}" for name in kernel.DYNAMIC]
+        raise BuildError(f"{kernel.name}: the host function takes {names}, which its record does not have")
+    parameters = [f"tvm::ffi::TensorView {name}" for name in kernel.tensors]
+    parameters += [f"{_C_TYPES[kind]} {name}" for name, kind in kernel.scalars]
+    parameters += [f"int64_t {name}" for name in kernel.dynamic]
     arguments = [
-        f"static_cast<{c_type}>({name}{'.data_ptr()' if name in kernel.TENSORS else ''})"
+        f"static_cast<{c_type}>({name}{'.data_ptr()' if name in kernel.tensors else ''})"
         for name, c_type in types.items()
     ]
     return _LAUNCHER.format(
-        name=kernel.NAME,
-        first=kernel.TENSORS[0],
+        name=kernel.name,
+        first=kernel.tensors[0],
         parameters=", ".join(parameters),
         arguments=", ".join(arguments),
     )
