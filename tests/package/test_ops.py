@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qla_ops import chunk_gated_delta_rule
 from qla_ops.runtime import choose, hopper, inspecting, ops
@@ -84,6 +85,22 @@ def test_compile_sees_one_call() -> None:
     calls = [node for node in graphs[0].graph.nodes if "gated_delta_rule_forward" in str(node.target)]
     assert len(graphs) == 1
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("hopper_gpu")
+def test_lengths_do_not_compile_again() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(chunk_gated_delta_rule, fullgraph=True, backend=backend, dynamic=True)
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        for length in (70, 90, 200):
+            o, _ = compiled(**on_gpu(inputs(length=length)), output_final_state=True)
+            assert o.shape == (1, length, 4, 128)
+    assert len(graphs) == 1
 
 
 def test_compile_of_the_portable_implementation() -> None:

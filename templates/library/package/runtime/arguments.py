@@ -194,7 +194,7 @@ def _check_shapes(operator: Operator, tensors: dict[str, Tensor]) -> tuple[int, 
             for symbol, size in zip(argument.dims, tensor.shape[3:], strict=True):
                 sizes.setdefault(symbol, size)
         wanted = (batch, length, heads.get(argument.heads), *[sizes.get(symbol) for symbol in argument.dims])
-        if tuple(tensor.shape) != wanted or min(wanted[2:]) < 1:
+        if tuple(tensor.shape) != wanted or 0 in wanted[2:]:
             raise _bad_shape(operator, argument, tensor, _known(wanted))
         if argument.data and tensor.dtype != tensors[data].dtype:
             allowed = f"it must have the type of {data}, {tensors[data].dtype}"

@@ -78,6 +78,10 @@ def _run_kernels(call: Call) -> tuple[Tensor, Tensor | None]:
     ops.call_forward(
         call.operator, call.values, call.initial_state, call.cu_seqlens, call.state_v_first, o, final_state
     )
+    for buffer, written in ((call.out, o), (call.final_state_out, final_state)):
+        # Autograd must learn that a tensor of the caller has changed.
+        if buffer is not None and buffer is written and not torch.compiler.is_compiling() and not buffer.is_inference():
+            torch.autograd.graph.increment_version(buffer)
     return o, final_state
 
 

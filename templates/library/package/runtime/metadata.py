@@ -59,10 +59,10 @@ def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int) -> Tables:
         return _packed_tables(cu_seqlens, tokens, chunk, count)
     given = cu_seqlens.contiguous()
     sizes = (sequences + 1, sequences + 1, count, count)
-    tables = [torch.empty(size, dtype=torch.int32, device=given.device) for size in sizes]
-    wide = int(given.dtype == torch.int64)
-    loader.function(loader.TABLES, "int32")(given, *tables, wide, sequences, tokens, chunk, count)
-    return Tables(*tables, count)
+    offsets, chunk_offsets, first, rows = (torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes)
+    launch, wide = loader.function(loader.TABLES, "int32"), int(given.dtype == torch.int64)
+    launch(given, offsets, chunk_offsets, first, rows, wide, sequences, tokens, chunk, count)
+    return Tables(offsets, chunk_offsets, first, rows, count)
 
 
 def _packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, count: int) -> Tables:

@@ -39,7 +39,8 @@ class ScalarArgument:
 
     def default(self, sizes: dict[str, int]) -> float:
         """The value that None stands for."""
-        return float(sizes[self.base] if isinstance(self.base, str) else self.base) ** self.exponent
+        base = sizes[self.base] if isinstance(self.base, str) else self.base
+        return float(float(base) ** self.exponent)
 
 
 Argument = TensorArgument | ScalarArgument
