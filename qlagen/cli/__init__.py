@@ -1,4 +1,4 @@
-"""The command line: ``qlagen check | explain | show | build | verify | simulate | targets``."""
+"""The command line: ``qlagen check | explain | show | build | verify | simulate | targets | bench``."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qlagen import __version__
+from qlagen.bench import arguments as bench
 
 SPECS = Path("specs")
 LIBRARY = Path("generated/qla_ops")
@@ -24,6 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (_check, _explain, _show, _build, _verify, _simulate, _targets):
         add(commands)
+    bench.register(commands)
     return parser
 
 
