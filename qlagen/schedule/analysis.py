@@ -47,6 +47,11 @@ class Analysis:
     def is_load(self, name: str) -> bool:
         return isinstance(self.operations.get(name), Load)
 
+    def start_decay(self, total: Gate) -> str:
+        """The vector of decays from the chunk's start whose last entry a total decay is."""
+        gates = (o for o in self.operations.values() if isinstance(o, Gate) and o.source == total.source)
+        return next(gate.name for gate in gates if gate.kind == "from_start")
+
     def is_dependent(self, operation: Operation) -> bool:
         return operation.name in self.dependent
 
@@ -54,10 +59,12 @@ class Analysis:
 def analyse(program: Program, dims: Mapping[str, int], value_tile: int) -> Analysis:
     """Simplify a program and look through it. `dims`: sizes of C, K and V; `value_tile`: columns of V per CTA.
 
-    Raises E-DIMENSION, and E-PROGRAM for a program that is not well formed.
+    Raises E-DIMENSION, E-TILE for a product over a V that CTAs share out, and E-PROGRAM for an ill-formed program.
     """
     _check_sizes(dims, value_tile)
     program = _with_start_decays(_without_unused(_inline(program)))
+    if value_tile < dims["V"]:
+        _check_contractions(program)
     uses: dict[str, list[Operation]] = {name: [] for name in infer_dims(program)}
     for operation in program.operations:
         for name in dict.fromkeys(operands(operation)):
@@ -91,6 +98,17 @@ def _check_sizes(dims: Mapping[str, int], value_tile: int) -> None:
     if value_tile % 64 or value_tile < 64 or dims["V"] % value_tile:
         message = f"a value tile of {value_tile} columns: must be a multiple of 64 that divides V = {dims['V']}"
         raise QlagenError("E-DIMENSION", message, hints=["choose another value_tile"])
+
+
+def _check_contractions(program: Program) -> None:
+    """A CTA that has some columns of V cannot sum over all of them."""
+    dims = infer_dims(program)
+    for gemm in program.operations:
+        if isinstance(gemm, Gemm) and dims[gemm.left][0 if gemm.transpose_left else 1] == "V":
+            message = (
+                f"program {program.name} of {program.operator}: {gemm.name} contracts over V, which CTAs share out"
+            )
+            raise QlagenError("E-TILE", message, hints=["use a value_tile that covers V"])
 
 
 def _dependent(program: Program) -> frozenset[str]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from qlagen.errors import QlagenError
 from qlagen.program.dims import operands
-from qlagen.program.ir import Load, Operation, Program
-from qlagen.schedule.analysis import Analysis, analyse, roots
+from qlagen.program.ir import Gate, Load, Operation, Program
+from qlagen.schedule.analysis import Analysis, analyse, misplaced, roots
 from qlagen.schedule.checks import check_schedule
 from qlagen.schedule.handover import insert_syncs
 from qlagen.schedule.model import Options, Ring, Role, Schedule
 from qlagen.schedule.movers import MoverWarp, assign_movers
-from qlagen.schedule.order import Order, candidate_orders, choose, rank
+from qlagen.schedule.order import Order, candidate_orders, choose, order_as_written, rank
 from qlagen.schedule.orient import orient
 from qlagen.schedule.plain_role import lower_plain
 from qlagen.schedule.rings import build_rings
@@ -81,13 +81,18 @@ def lower(program: Program, dims: Mapping[str, int], options: Options, target: T
     """Rules 1 to 3: which role does what, which way round, as which steps."""
     analysis = analyse(program, dims, options.value_tile)
     if program.carry is None:
-        tile = lower_plain(TILE, analysis, target.clocks, analysis.program.operations, ())
+        tile = lower_plain(TILE, analysis, target.clocks, analysis.program.operations)
         return Lowered(analysis, (tile,), transposed=False)
+    if program.carry.next not in analysis.dependent:
+        reason = f"replaces {program.carry.name} without depending on it"
+        raise misplaced(analysis, program.carry.next, reason, "such chunks are independent: drop the carry")
     transposed = orient(analysis)
     state = lower_state(analysis, target.clocks, transposed)
     own = {operation.name for operation in state_operations(analysis, transposed)}
     handed = tuple(dict.fromkeys(read.ring for read in state.reads if not analysis.is_load(read.ring)))
-    auxiliary = lower_plain(AUXILIARY, analysis, target.clocks, _auxiliary_operations(analysis, own, handed), handed)
+    others = _auxiliary_operations(analysis, own, handed)
+    taken = (value.name for value in state.values)
+    auxiliary = lower_plain(AUXILIARY, analysis, target.clocks, others, handed, taken)
     return Lowered(analysis, (state, auxiliary) if auxiliary.steps else (state,), transposed)
 
 
@@ -98,20 +103,24 @@ def _auxiliary_operations(analysis: Analysis, own: set[str], handed: Sequence[st
     for operation in reversed(analysis.program.operations):
         if operation.name in needed:
             needed.update(operands(operation))
+            if isinstance(operation, Gate) and operation.kind == "total":
+                needed.add(analysis.start_decay(operation))
     chosen = (o for o in analysis.program.operations if o.name in needed and o.name not in own)
     return tuple(o for o in chosen if not isinstance(o, Load))
 
 
 def _orders(lowered: Lowered, role: RoleSteps, options: Options, target: Target) -> tuple[Order, ...]:
-    """Rule 4: the candidates of a role that fit, best first. Only the state role's delays can be pinned."""
+    """Rule 4: the candidates of a role that fit, best first. Only the state role has delays to pin; where no other
+    order fits, any other role does one thing after the other."""
     carry = lowered.analysis.program.carry
     goal = carry.next if carry is not None and role.name == STATE else None
-    tie = target.clocks.tie_percent
-    orders = candidate_orders(role, goal, tie)
-    first = role.name == lowered.roles[0].name
+    tie, overhead = target.clocks.tie_percent, _overhead(role.name, target)
     budget = _budget(lowered.roles, role.name, options, target)
-    pins = dict(options.delays) if first else {}
-    return rank(choose(role, orders, pins, _overhead(role.name, target), budget), tie)
+    orders = candidate_orders(role, goal, tie)
+    if goal is None and all(order.allocation.peak + overhead > budget for order in orders):
+        orders = (order_as_written(role),)
+    first = role.name == lowered.roles[0].name
+    return rank(choose(role, orders, dict(options.delays) if first else {}, overhead, budget), tie)
 
 
 def _overhead(role: str, target: Target) -> int:

@@ -6,6 +6,7 @@ CODES: dict[str, str] = {
     "E-TARGET": "A GPU that this release has no facts for.",
     "E-VARIANT": "A schedule file without a variant that fits the program.",
     "E-DIMENSION": "Sizes of C, K, V or of the value tile that the kernels cannot have.",
+    "E-TILE": "A product that contracts over V where a CTA has some of its columns only.",
     "E-PLACE": "An operation in a role that cannot do it.",
     "E-ORIENT": "No orientation keeps what depends on the carried value in registers, tiled over V.",
     "E-ORDER": "No legal issue order.",

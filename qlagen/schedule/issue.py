@@ -91,10 +91,12 @@ def _chain(steps: Iterable[Step], before: Mapping[str, frozenset[str]], goal: st
 
 @dataclass
 class ListScheduler:
-    """Orders the steps of one role. `delays`: how many chain products must be issued before an off-chain one."""
+    """Orders the steps of one role. `delays`: how many chain products must be issued before an off-chain one.
+    `as_written`: keep to the program's order, which holds the fewest results at a time."""
 
     graph: Graph
     delays: Mapping[str, int]
+    as_written: bool = False
     lines: list[Line] = field(default_factory=list)
     clock: int = 0
     _tensor_free: int = 0
@@ -121,6 +123,8 @@ class ListScheduler:
         """Steps whose operands exist (possibly in flight), most urgent first."""
         steps = self.graph.steps
         names = [n for n in steps if n not in self._done and self.graph.before[n] <= self._done and self._may_issue(n)]
+        if self.as_written:
+            return names[:1]
         # A stable sort, so that equally urgent steps keep the program's order.
         return sorted(names, key=self._urgency, reverse=True)
 

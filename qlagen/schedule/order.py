@@ -51,6 +51,14 @@ def candidate_orders(role: RoleSteps, goal: str | None, tie_percent: int) -> tup
     return rank(orders, tie_percent)[:MOST_CANDIDATES]
 
 
+def order_as_written(role: RoleSteps) -> Order:
+    """The program's order: slower, and with the fewest results held at a time."""
+    scheduler = ListScheduler(build_graph(role, None), {}, as_written=True)
+    scheduler.run()
+    lines = tuple(scheduler.lines)
+    return Order(lines, scheduler.clock, (), (), allocate(role, lines))
+
+
 def _delays(graph: Graph) -> Iterator[dict[str, int]]:
     gemms = graph.off_chain_gemms()
     choices = range(graph.chain_gemms() + 1)

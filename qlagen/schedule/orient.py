@@ -118,6 +118,8 @@ def _check(
             what = f"{gemm.name}: {product.right} depends on the carried value and would have to be a right operand"
             hint = "a right operand lies in shared memory: give the product another form, with it as the left operand"
             raise _refuse(analysis, what, hint)
+        if product.left in analysis.dependent and product.transpose_left != transposed[gemm.name]:
+            raise _refuse(analysis, f"{gemm.name} needs {product.left} the other way round than it is held")
     if len(set(transposed.values())) > 1:
         ways = ", ".join(f"{name}{'^T' if way else ''}" for name, way in transposed.items())
         raise _refuse(analysis, f"values would be held both ways round: {ways}")

@@ -20,20 +20,33 @@ THREADS = 128
 
 
 def lower_plain(
-    name: str, analysis: Analysis, clocks: Clocks, operations: Iterable[Operation], handed_over: Iterable[str]
+    name: str,
+    analysis: Analysis,
+    clocks: Clocks,
+    operations: Iterable[Operation],
+    handed_over: Iterable[str] = (),
+    taken: Iterable[str] = (),
 ) -> RoleSteps:
-    """Steps of a role that makes `operations`. `handed_over`: values that another compute role reads from rings.
+    """Steps of a role that makes `operations`. `handed_over`: values that another compute role reads from rings;
+    `taken`: names of that role's register values.
 
     Raises E-PLACE for operations that it cannot do.
     """
-    return _PlainRole(name, analysis, clocks, tuple(operations), tuple(handed_over)).lower()
+    return _PlainRole(name, analysis, clocks, tuple(operations), tuple(handed_over), tuple(taken)).lower()
 
 
 class _PlainRole(StepBuilder):
     def __init__(
-        self, name: str, analysis: Analysis, clocks: Clocks, own: tuple[Operation, ...], handed_over: tuple[str, ...]
+        self,
+        name: str,
+        analysis: Analysis,
+        clocks: Clocks,
+        own: tuple[Operation, ...],
+        handed_over: tuple[str, ...],
+        taken: tuple[str, ...],
     ) -> None:
-        super().__init__(name, analysis, clocks, THREADS, transposed=False)
+        super().__init__(name, analysis, clocks, THREADS, transposed=False, taken=taken)
+        self.narrow_forms: dict[str, str] = {}
         self.own = {operation.name: operation for operation in own}
         self.handed_over = handed_over
         self.stores = tuple(store for store in analysis.program.stores if store.value in self.own)
@@ -41,13 +54,16 @@ class _PlainRole(StepBuilder):
     def lower(self) -> RoleSteps:
         for operation in self.own.values():
             self._lower(operation)
-        for store in self.stores:
-            if not any(write.store == store for write in self.writes.values()):
-                self._to_ring(store.value, self.output_ring(store), store.tensor.dtype, store)
-        for value in self.handed_over:
-            if value in self.own and value not in self.writes:
-                self._to_ring(value, value, "data", None)
+            self._publish(operation.name)
         return self.finish()
+
+    def _publish(self, name: str) -> None:
+        """A value's way to other roles and to global memory, as soon as it is there."""
+        if name in self.handed_over and name not in self.writes:
+            self._to_ring(name, name, "data", None)
+        for store in self._stores_of(name):
+            if not any(write.store == store for write in self.writes.values()):
+                self._to_ring(name, self.output_ring(store), store.tensor.dtype, store)
 
     def _lower(self, operation: Operation) -> None:
         dims = self.analysis.dims[operation.name]
@@ -101,7 +117,7 @@ class _PlainRole(StepBuilder):
         for ref in refs(expr):
             leaf = self.analysis.operations.get(ref.name)
             if isinstance(leaf, Gate) and leaf.source is not None:
-                ring = self.total_ring(leaf) if leaf.kind == "total" else leaf.source
+                ring = self.analysis.start_decay(leaf) if leaf.kind == "total" else leaf.source
                 gates.append(leaf)
                 lookups.append((leaf.name, ring))
                 rings.append(ring)
@@ -166,27 +182,26 @@ class _PlainRole(StepBuilder):
         source = name if name in self.values else self.fetch(name)
         if self.values[source].dtype == "data":
             return source
-        form = f"{name}_b"
-        return form if form in self.values else self.cast(source, form, f"{name} in the data type")
+        if name not in self.narrow_forms:
+            form = self.fresh(f"{name}_b")
+            self.narrow_forms[name] = self.cast(source, form, f"{name} in the data type")
+        return self.narrow_forms[name]
 
     def _gemm(self, gemm: Gemm) -> None:
         # What lies in shared memory anyway is read there; wgmma reads registers only the way round they are.
         shared = gemm.left not in self.values or gemm.transpose_left
         left = self._in_ring(gemm.left, "data", True) if shared else self._left_form(gemm.left)
         right = self._in_ring(gemm.right, "data", True)
-        if gemm.add is not None and self.values[self._register(gemm.add)].dtype != "float32":
-            reason = f"accumulates onto {gemm.add}, which is not in fp32"
-            raise misplaced(self.analysis, gemm.name, reason, "add it in an elementwise operation instead")
+        onto = self.accumulator(gemm)
         shape = self.analysis.shape(gemm.name)
-        group = None if gemm.add is None else self.values[self._register(gemm.add)].group
-        self.add_value(gemm.name, shape, "float32", group=group)
+        self.add_value(gemm.name, shape, "float32", group=None if onto is None else self.values[onto].group)
         inner = self.analysis.shape(gemm.left, gemm.transpose_left)[1]
         registers = () if shared else (left,)
         self.steps.append(
             Step(
                 "gemm",
                 gemm.name,
-                reads=(*registers, *(() if gemm.add is None else (gemm.add,))),
+                reads=(*registers, *(() if onto is None else (onto,))),
                 rings=tuple(dict.fromkeys((left, right))) if shared else (right,),
                 writes=gemm.name,
                 left=left,
@@ -194,7 +209,7 @@ class _PlainRole(StepBuilder):
                 left_home="shared" if shared else "registers",
                 transpose_left=gemm.transpose_left,
                 transpose_right=gemm.transpose_right,
-                clear=gemm.add is None,
+                clear=onto is None,
                 cost=gemm_clocks(self.clocks, shape[1], inner) * shape[0] // 64,
                 origin=gemm.origin,
                 note=gemm_text(gemm),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from qlagen.program.dims import refs
 from qlagen.program.ir import Elementwise, Gemm, Operation, Store
-from qlagen.schedule.analysis import Analysis, gemm_text, misplaced, rename
+from qlagen.schedule.analysis import Analysis, gemm_text, rename
 from qlagen.schedule.model import DataType, Step
 from qlagen.schedule.orient import OrientedGemm, oriented
 from qlagen.schedule.steps import RingWrite, RoleSteps, StepBuilder, gemm_clocks
@@ -24,6 +24,7 @@ def state_operations(analysis: Analysis, transposed: bool) -> tuple[Operation, .
         if isinstance(operation, Gemm) and analysis.is_dependent(operation)
     }
     rights = {product.right for product in products.values()}
+    rights |= {product.left for product in products.values() if product.transpose_left != transposed}
     stored = {store.value for store in analysis.program.stores}
 
     def sunk(operation: Operation) -> bool:
@@ -48,7 +49,7 @@ class _StateRole(StepBuilder):
         self.products: Mapping[str, OrientedGemm] = {
             o.name: oriented(o, transposed) for o in self.own if isinstance(o, Gemm)
         }
-        self.left_forms: dict[str, str] = {}
+        self.left_forms: dict[tuple[str, bool], str] = {}
 
     def lower(self) -> RoleSteps:
         shape = self.analysis.shape(self.carry.name, self.transposed)
@@ -73,42 +74,42 @@ class _StateRole(StepBuilder):
     def _gemm(self, gemm: Gemm) -> None:
         product = self.products[gemm.name]
         shape = self.analysis.shape(gemm.name, self.transposed)
-        left = self._left_operand(product.left)
-        if gemm.add is not None and gemm.add not in self.values:
-            reason = f"accumulates onto {gemm.add}, which the state role does not hold"
-            raise misplaced(self.analysis, gemm.name, reason, "add it in an elementwise operation instead")
-        self.add_value(gemm.name, shape, "float32", group=self._group(gemm.name, gemm.add))
+        left = self._left_operand(product.left, product.transpose_left)
+        # The carried value is always updated in place: whatever else reads it is done before.
+        update = gemm.add == self.carry.name and gemm.name == self.carry.next
+        onto = gemm.add if update else self.accumulator(gemm)
+        self.add_value(gemm.name, shape, "float32", group=self._group(gemm.name, onto))
         inner = self.analysis.shape(product.right, product.transpose_right)[0]
         self.steps.append(
             Step(
                 "gemm",
                 gemm.name,
-                reads=(left, *(() if gemm.add is None else (gemm.add,))),
+                reads=(left, *(() if onto is None else (onto,))),
                 rings=(self.read(product.right, asynchronous=True),),
                 writes=gemm.name,
                 left=left,
                 right=product.right,
                 transpose_right=product.transpose_right,
-                clear=gemm.add is None,
+                clear=onto is None,
                 cost=gemm_clocks(self.clocks, shape[1], inner),
                 origin=gemm.origin,
                 note=gemm_text(gemm),
             )
         )
 
-    def _left_operand(self, name: str) -> str:
-        """The 16-bit register form of a left operand."""
-        if name in self.left_forms:
-            return self.left_forms[name]
+    def _left_operand(self, name: str, turned: bool) -> str:
+        """The 16-bit register form of a left operand; a load may be needed as it lies, or turned."""
+        if (name, turned) in self.left_forms:
+            return self.left_forms[name, turned]
         if name == self.carry.name:
             shape = self.analysis.shape(name, self.transposed)
-            form = self.add_value(f"{name}_b", shape, "data", carried=True)
+            form = self.add_value(self.fresh(f"{name}_b"), shape, "data", carried=True)
         else:
-            source = name if name in self.values else self.fetch(name)
+            source = name if name in self.values else self.fetch(name, turned)
             value = self.values[source]
             plain = value.dtype == "data" and not value.transposed_view
-            form = source if plain else self.cast(source, f"{name}_b", f"{name} as a left operand")
-        self.left_forms[name] = form
+            form = source if plain else self.cast(source, self.fresh(f"{name}_b"), f"{name} as a left operand")
+        self.left_forms[name, turned] = form
         return form
 
     def _map(self, operation: Elementwise) -> None:
@@ -160,9 +161,9 @@ class _StateRole(StepBuilder):
         return read == self.carry.name and all(isinstance(u, Gemm) and u.add != read for u in others)
 
     def _next_left_form(self) -> None:
-        if self.carry.name not in self.left_forms:
+        form = self.left_forms.get((self.carry.name, self.transposed))
+        if form is None:
             return
-        form = self.left_forms[self.carry.name]
         cost = self.values[form].registers * self.clocks.cast_register
         note = f"{self.carry.name} as a left operand of the next chunk"
         self.steps.append(Step("cast", f"{form}_next", reads=(self.carry.next,), writes=form, cost=cost, note=note))
@@ -170,7 +171,9 @@ class _StateRole(StepBuilder):
     def _put(self, store: Store) -> None:
         source = self.values[store.value]
         shape = source.shape[::-1] if self.transposed else source.shape
-        via = self.add_value(f"{store.value}_out", shape, store.tensor.dtype, transposed_view=self.transposed)
+        via = self.add_value(
+            self.fresh(f"{store.value}_out"), shape, store.tensor.dtype, transposed_view=self.transposed
+        )
         ring = self.output_ring(store)
         dims = self.analysis.dims[store.value]
         self.writes[ring] = RingWrite(ring, store.value, dims, store.tensor.dtype, self.name, store)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from qlagen.program.dims import refs
-from qlagen.program.ir import Dims, ElementExpr, Gate, Load, Store
+from qlagen.program.ir import Dims, ElementExpr, Gate, Gemm, Load, Operation, Ref, Store
 from qlagen.schedule.analysis import Analysis, misplaced
 from qlagen.schedule.model import DataType, Step, Value
 from qlagen.schedule.target import Clocks
@@ -62,7 +62,15 @@ class StepBuilder:
     """Collects one role's steps. Register values are named after the program's values; ``_f`` marks one fetched from
     shared memory, ``_b`` its form as a 16-bit left operand, ``_out`` its form on the way to a ring."""
 
-    def __init__(self, name: str, analysis: Analysis, clocks: Clocks, threads: int, transposed: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        analysis: Analysis,
+        clocks: Clocks,
+        threads: int,
+        transposed: bool,
+        taken: Iterable[str] = (),
+    ) -> None:
         self.name = name
         self.analysis = analysis
         self.clocks = clocks
@@ -72,6 +80,8 @@ class StepBuilder:
         self.values: dict[str, Value] = {}
         self.reads: list[RingRead] = []
         self.writes: dict[str, RingWrite] = {}
+        self.taken = {*analysis.dims, *taken}
+        self.fetched: dict[tuple[str, bool], str] = {}
 
     def finish(self) -> RoleSteps:
         steps = _write_after_read(self.steps, self.values)
@@ -97,18 +107,53 @@ class StepBuilder:
         self.reads.append(RingRead(ring, self.name, asynchronous, by_columns))
         return ring
 
-    def fetch(self, name: str) -> str:
-        """A matrix from its ring into registers; in a transposed role indexed the other way round."""
-        value = f"{name}_f"
-        if value not in self.values:
-            self.add_value(value, self.analysis.shape(name), self.ring_dtype(name), transposed_view=self.transposed)
+    def fetch(self, name: str, turned: bool | None = None) -> str:
+        """A matrix from its ring into registers; `turned`: indexed the other way round, as the role holds its values
+        unless said otherwise."""
+        turned = self.transposed if turned is None else turned
+        if (name, turned) not in self.fetched:
+            value = self.fresh(f"{name}_f")
+            self.fetched[name, turned] = value
+            self.add_value(value, self.analysis.shape(name), self.ring_dtype(name), transposed_view=turned)
             cost = self.values[value].registers * self.clocks.fetch_register
-            note = f"{name} from shared memory" + (", transposed" if self.transposed else "")
+            note = f"{name} from shared memory" + (", transposed" if turned else "")
             ring = self.read(name)
             self.steps.append(
                 Step("fetch", value, rings=(ring,), writes=value, cost=cost, origin=self.origin(name), note=note)
             )
-        return value
+        return self.fetched[name, turned]
+
+    def fresh(self, name: str) -> str:
+        """A name for a register value that neither the program nor another role uses."""
+        while name in self.taken:
+            name = f"{name}_{self.name}" if not name.endswith(self.name) else f"{name}_"
+        self.taken.add(name)
+        return name
+
+    def accumulator(self, gemm: Gemm) -> str | None:
+        """The fp32 register value that a product accumulates onto, if any: its own operand when nothing reads that
+        afterwards, else a copy."""
+        name = gemm.add
+        if name is None:
+            return None
+        if name not in self.values and not self.analysis.is_load(name):
+            reason = f"accumulates onto {name}, which role {self.name} does not hold in fp32"
+            raise misplaced(self.analysis, gemm.name, reason, "add it in an elementwise operation instead")
+        source = name if name in self.values else self.fetch(name)
+        if self.values[source].dtype == "float32" and not self._is_read_after(name, gemm):
+            return source
+        copy = self.add_value(self.fresh(f"{gemm.name}_sum"), self.analysis.shape(name, self.transposed), "float32")
+        cost = self.values[copy].registers * self.clocks.element_half
+        note = f"{name} to accumulate onto"
+        self.steps.append(
+            Step("map", copy, reads=(source,), writes=copy, expr=Ref(source), cost=cost, origin=gemm.origin, note=note)
+        )
+        return copy
+
+    def _is_read_after(self, name: str, operation: Operation) -> bool:
+        """Whether something behind an operation reads a value too; what is before it can be ordered before it."""
+        names = list(self.analysis.operations)
+        return any(names.index(u.name) > names.index(operation.name) for u in self.analysis.uses[name])
 
     def output_ring(self, store: Store) -> str:
         """The name of a ring that only a store mover reads: the tensor's, unless a value has that name."""
@@ -155,7 +200,7 @@ class StepBuilder:
             if isinstance(operation, Gate) and (ref.along == "all" or self.analysis.dims[ref.name] == ("C", "C")):
                 gates.append(operation)
                 if operation.source is not None:
-                    ring = self.total_ring(operation) if operation.kind == "total" else operation.source
+                    ring = self.analysis.start_decay(operation) if operation.kind == "total" else operation.source
                     lookups.append((operation.name, ring))
                     rings.append(ring)
             elif ref.along in ("rows", "columns"):
@@ -164,15 +209,6 @@ class StepBuilder:
         for ring in rings:
             self.read(ring)
         return tuple(rings), tuple(dict.fromkeys(gates)), tuple(dict.fromkeys(lookups))
-
-    def total_ring(self, gate: Gate) -> str:
-        """The total decay is the last entry of the decay from the chunk's start: the vector that holds it."""
-        for operation in self.analysis.operations.values():
-            if isinstance(operation, Gate) and operation.kind == "from_start" and operation.source == gate.source:
-                return operation.name
-        raise misplaced(
-            self.analysis, gate.name, f"needs a from_start vector of {gate.source}", "see qlagen.schedule.analysis"
-        )
 
 
 def _write_after_read(steps: Iterable[Step], values: dict[str, Value]) -> tuple[Step, ...]:

@@ -11,8 +11,8 @@ from qlagen.schedule.model import Options, Schedule
 from qlagen.schedule.options import ScheduleFile
 from qlagen.schedule.target import Target
 
-BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS")
-"""Codes that say that a program is too large for some options, not that it cannot be scheduled."""
+BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS", "E-TILE")
+"""Codes that say that a program does not fit some options, not that it cannot be scheduled."""
 
 
 def build_schedules(
@@ -21,7 +21,7 @@ def build_schedules(
     """The schedules of a program, in the file's order. A variant none of whose alternatives fits is left out.
 
     Raises E-VARIANT when no value tile divides V, the first alternative's own error when no variant fits at all, and
-    every error of `build_schedule` that is not about a budget.
+    every error of `build_schedule` that other options would not cure.
     """
     built = []
     refusals: list[QlagenError] = []

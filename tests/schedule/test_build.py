@@ -12,9 +12,10 @@ from qlagen.errors import QlagenError
 from qlagen.program.ir import Elementwise, Gemm, Inverse, Program, Ref, Store, Tensor
 from qlagen.schedule.checks import check_schedule
 from qlagen.schedule.show import show_schedule
-from tests.program.examples import mul
+from qlagen.schedule.variants import build_schedules
+from tests.program.examples import DIMS, mul
 from tests.schedule import programs
-from tests.schedule.cases import KERNELS, build, kernel, order, program, role, target
+from tests.schedule.cases import KERNELS, build, kernel, order, program, role, schedule_file, target
 
 GOLDEN = Path(__file__).parent / "golden"
 FORWARDS = [key for key in KERNELS if key[1] == "forward"]
@@ -307,7 +308,8 @@ def test_a_program_that_contracts_over_the_tiled_dimension() -> None:
     v_S = Gemm("v_S", "v", "S", transpose_right=True)
     tensor = Tensor("r", ("C", "K"), "data", "value", "token")
     bad = replace(forward, operations=(*forward.operations, v_S), stores=(*forward.stores, Store(tensor, "v_S")))
-    assert "has no rows of V to tile" in _fails("E-ORIENT", bad)
+    assert "v_S [C, K] has no rows of V to tile" in _fails("E-ORIENT", bad, "v128")
+    assert "v_S contracts over V, which CTAs share out" in _fails("E-TILE", bad, "v64")
 
 
 def test_a_dependent_right_operand() -> None:
@@ -325,22 +327,72 @@ def test_a_solve_of_what_depends_on_the_state() -> None:
     solved = (Gemm("o_v", "O", "v", transpose_right=True), Inverse("I", "o_v"))
     tensor = Tensor("i", ("C", "C"), "data", "value", "chunk")
     bad = replace(forward, operations=(*forward.operations, *solved), stores=(*forward.stores, Store(tensor, "I")))
-    assert "o_v [C, C] has no rows of V to tile" in _fails("E-ORIENT", bad)
+    assert "o_v [C, C] has no rows of V to tile" in _fails("E-ORIENT", bad, "v128")
+
+
+def test_a_product_over_V_beside_the_state_needs_all_of_V() -> None:
+    """The split variant is left out: each of its CTAs has a part of the sum."""
+    forward = program("simple_gla", "forward")
+    v_v = Gemm("v_v", "v", "v", transpose_right=True)
+    tensor = Tensor("r", ("C", "C"), "data", "value", "chunk")
+    both = replace(forward, operations=(*forward.operations, v_v), stores=(*forward.stores, Store(tensor, "v_v")))
+    schedules = build_schedules(both, dict(DIMS), schedule_file(), target())
+    assert [schedule.options.name for schedule in schedules] == ["v128"]
+    short = [name for name in order(schedules[0], "auxiliary") if name.endswith("*")]
+    assert short == ["q_k*", "v_v*"], "one product after the other: both at once would not fit the role's registers"
+    assert role(schedules[0], "auxiliary").estimate == 72
+
+
+def test_names_of_register_values_are_unique() -> None:
+    """Both roles fetch V, and the program has a value named like a fetched one."""
+    forward = program("simple_gla", "forward")
+    scaled = Elementwise("v_f", mul(Ref("v"), Ref("g_from_start", "rows")))
+    tensor = Tensor("r", ("C", "V"), "data", "value", "token")
+    both = replace(forward, operations=(*forward.operations, scaled), stores=(*forward.stores, Store(tensor, "v_f")))
+    schedule = build(both, "v64")
+    names = [value.name for value in schedule.values]
+    assert len(names) == len(set(names))
+    assert {"v_f", "v_f_state", "v_f_auxiliary"} <= set(names)
+    fragments = [fragment.name for fragment in schedule.fragments]
+    assert len(fragments) == len(set(fragments))
+
+
+def test_a_carry_that_is_only_replaced() -> None:
+    forward = program("simple_gla", "forward")
+    operations = tuple(
+        replace(o, add=None) if isinstance(o, Gemm) and o.name == "S1" else o for o in forward.operations
+    )
+    text = _fails("E-PLACE", replace(forward, operations=operations))
+    assert "S1 [K, V] replaces S without depending on it" in text
 
 
 def test_an_accumulator_that_the_state_role_does_not_hold() -> None:
-    forward = program("delta_rule", "forward")
-    operations = tuple(replace(o, add="v") if isinstance(o, Gemm) and o.name == "O" else o for o in forward.operations)
-    text = _fails("E-PLACE", replace(forward, operations=operations))
-    assert "O [C, V] accumulates onto v, which the state role does not hold" in text
-
-
-def test_a_value_read_after_it_was_accumulated_onto() -> None:
-    """O_base becomes O in place; storing both needs O_base before the product, and O needs O_base: no cycle. Reading
-    O_base in something that also reads O has no order."""
+    """A product of loads is the auxiliary role's, and reaches the state role in 16 bits only."""
     forward = program("simple_gla", "forward")
+    onto_product = (Gemm("q_k_v", "O_left", "v"), Gemm("both", "q", "S", add="q_k_v"))
+    tensor = Tensor("r", ("C", "V"), "data", "value", "token")
+    bad = replace(forward, operations=(*forward.operations, *onto_product))
+    text = _fails("E-PLACE", replace(bad, stores=(*bad.stores, Store(tensor, "both"))))
+    assert "both [C, V] accumulates onto q_k_v, which role state does not hold in fp32" in text
+
+
+def test_accumulating_onto_a_load_or_a_value_that_is_read_later_takes_a_copy() -> None:
+    forward = program("delta_rule", "forward")
+    onto_load = tuple(replace(o, add="v") if isinstance(o, Gemm) and o.name == "O" else o for o in forward.operations)
+    steps = order(build(replace(forward, operations=onto_load), "v64"), "state")
+    assert steps.index("v_f") < steps.index("O_sum") < steps.index("O*")
     mixed = Elementwise("mixed", mul(Ref("O_base"), Ref("O")))
     tensor = Tensor("r", ("C", "V"), "data", "value", "token")
-    bad = replace(forward, operations=(*forward.operations, mixed), stores=(*forward.stores, Store(tensor, "mixed")))
+    later = replace(forward, operations=(*forward.operations, mixed), stores=(*forward.stores, Store(tensor, "mixed")))
+    registers = (("state", 240), ("auxiliary", 128), ("movers", 40))
+    assert "O_sum" in order(build(later, "v64", registers=registers), "state")
+
+
+def test_a_carried_value_read_after_its_update_has_no_order() -> None:
+    forward = program("delta_rule", "forward")
+    change = Elementwise("change", mul(Ref("S1"), Ref("S")))
+    tensor = Tensor("r", ("K", "V"), "data", "value", "chunk")
+    bad = replace(forward, operations=(*forward.operations, change), stores=(*forward.stores, Store(tensor, "change")))
     text = _fails("E-ORDER", bad)
     assert "these steps wait for each other" in text
+    assert "cannot be read afterwards" in text
