@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlagen import __version__
-from qlagen.emit import views
+from qlagen.emit import file_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import Entries, candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
@@ -36,7 +36,7 @@ def emit_kernel(schedule: Schedule, spec_digest: str, target: str = "sm_90a") ->
     return text
 
 
-def _kernel_view(context: Context, spec_digest: str, target: str) -> views.KernelView:
+def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.KernelView:
     schedule = context.schedule
     compute = [role for role in schedule.roles if role.kind == "compute"]
     movers = [role for role in schedule.roles if role.kind == "mover"]
@@ -45,10 +45,10 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> views.Kerne
     mover_views = tuple(_mover_role(context, role) for role in movers)
     lines = [line for role in (*compute_views, *mover_views) for loop in role.loops for line in loop.lines]
     prologue = _prologue(context)
-    return views.KernelView(
+    return file_views.KernelView(
         name=kernel_name(schedule),
         summary=_summary(schedule),
-        banner=views.Banner(__version__, spec_digest, template_digest(), target, _options_text(schedule)),
+        banner=file_views.Banner(__version__, spec_digest, template_digest(), target, _options_text(schedule)),
         role_rows=tuple(_role_row(role) for role in schedule.roles),
         constants=candidate_constants(context),
         exports=exports(context),
@@ -90,10 +90,10 @@ def _options_text(schedule: Schedule) -> tuple[str, ...]:
     )
 
 
-def _role_row(role: Role) -> views.RoleRow:
+def _role_row(role: Role) -> file_views.RoleRow:
     registers = "" if role.registers is None else f"{role.registers} registers"
     registers += f" (estimate {role.estimate})" if role.estimate and registers else ""
-    return views.RoleRow(role.name, f"{role.first_thread}..{role.first_thread + role.warps * WARP - 1}", registers)
+    return file_views.RoleRow(role.name, f"{role.first_thread}..{role.first_thread + role.warps * WARP - 1}", registers)
 
 
 def _increases(schedule: Schedule, registers: int | None) -> bool:
@@ -102,10 +102,10 @@ def _increases(schedule: Schedule, registers: int | None) -> bool:
     return registers is not None and registers > launch
 
 
-def _compute_role(context: Context, role: Role) -> views.RoleView:
-    loop = views.LoopView("0", "iterations", role_lines(context, role))
+def _compute_role(context: Context, role: Role) -> file_views.RoleView:
+    loop = file_views.LoopView("0", "iterations", role_lines(context, role))
     before, after = _state_lines(context, role)
-    return views.RoleView(
+    return file_views.RoleView(
         name=role.name,
         end=end_thread(role),
         registers=None if role.registers is None else f"{role.name.upper()}_REGISTERS",
@@ -116,8 +116,8 @@ def _compute_role(context: Context, role: Role) -> views.RoleView:
     )
 
 
-def _mover_role(context: Context, role: Role) -> views.RoleView:
-    return views.RoleView(
+def _mover_role(context: Context, role: Role) -> file_views.RoleView:
+    return file_views.RoleView(
         name=role.name,
         end=end_thread(role),
         registers=None,
@@ -182,10 +182,10 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     return tuple(name for name, wanted in used.items() if wanted)
 
 
-def _padding(context: Context) -> tuple[views.PaddedTensor, ...]:
+def _padding(context: Context) -> tuple[file_views.PaddedTensor, ...]:
     """Outputs by token, whose rows past the last sequence must be zero."""
     return tuple(
-        views.PaddedTensor(
+        file_views.PaddedTensor(
             name=store.tensor.name,
             first=first_element(store.tensor, "end", context.carried),
             stride=token_stride(store.tensor),

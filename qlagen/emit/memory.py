@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from qlagen.emit import views
+from qlagen.emit import file_views, views
 from qlagen.emit.context import (
     STAGES,
     TILE,
@@ -18,9 +18,9 @@ from qlagen.emit.movers import landed_barrier, needs_landed
 from qlagen.schedule.model import Ring
 
 
-def shared_views(context: Context) -> tuple[views.SharedView, ...]:
+def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
     return tuple(
-        views.SharedView(
+        file_views.SharedView(
             name=ring_name(ring),
             shape=_ring_shape(ring),
             dtype=dtype_text(ring.dtype),
@@ -42,7 +42,7 @@ def _dtype_note(dtype: str) -> str:
     return "16-bit" if dtype == "data" else "fp32"
 
 
-def barrier_views(context: Context) -> tuple[views.BarrierView, ...]:
+def barrier_views(context: Context) -> tuple[file_views.BarrierView, ...]:
     """The schedule's barriers, and one for each mover that must change tiles before it announces them."""
     found = []
     for barrier in context.schedule.barriers:
@@ -53,21 +53,21 @@ def barrier_views(context: Context) -> tuple[views.BarrierView, ...]:
         if barrier.transaction_bytes:
             note += f" ({barrier.transaction_bytes} bytes by TMA)"
         found.append(
-            views.BarrierView(
+            file_views.BarrierView(
                 barrier.name, STAGES[barrier.stage_class], str(barrier.count), ", ".join(barrier.producers), note
             )
         )
     for role in context.schedule.roles:
         if role.kind == "mover" and needs_landed(context, role):
             note = f"{role.name} may zero the last rows of a cut chunk"
-            found.append(views.BarrierView(landed_barrier(role), "1", "1", role.name, note))
+            found.append(file_views.BarrierView(landed_barrier(role), "1", "1", role.name, note))
     return tuple(found)
 
 
-def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[views.RegisterView, ...]:
+def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_views.RegisterView, ...]:
     """Register tiles of the schedule, then what the macros of `lines` keep in registers."""
     found = [
-        views.RegisterView(
+        file_views.RegisterView(
             name=fragment.name,
             allocate="alloc_fragment",
             shape=f"({', '.join(context.extents(fragment.values[0]))})",
@@ -92,8 +92,8 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[views
     return tuple({view.name: view for view in found}.values())
 
 
-def _fp32(name: str, allocate: str, size: str) -> views.RegisterView:
-    return views.RegisterView(name, allocate, f"({size},)", dtype_text("float32"), "")
+def _fp32(name: str, allocate: str, size: str) -> file_views.RegisterView:
+    return file_views.RegisterView(name, allocate, f"({size},)", dtype_text("float32"), "")
 
 
 def written_integers(prologue: Iterable[tuple[str, str]], lines: Sequence[views.Line]) -> tuple[str, ...]:

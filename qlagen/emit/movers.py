@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlagen.emit import views
+from qlagen.emit import file_views, views
 from qlagen.emit.context import (
     FULL,
     HEAD,
@@ -23,17 +23,17 @@ from qlagen.schedule.model import Instruction, Ring, Role
 LANE_ENTRIES = "LANE_ENTRIES"
 
 
-def mover_loops(context: Context, role: Role) -> tuple[views.LoopView, ...]:
+def mover_loops(context: Context, role: Role) -> tuple[file_views.LoopView, ...]:
     """The loops of one mover warp.
 
     A mover of a carried kernel that stores whole chunks by TMA runs a second loop, of at most one iteration, for the
     chunk that the sequence's end cuts: the row-wise store would take registers from the main loop.
     """
     if not _stores_rows(context, role):
-        return (views.LoopView("0", "iterations", _body(context, role, tail=False)),)
+        return (file_views.LoopView("0", "iterations", _body(context, role, tail=False)),)
     return (
-        views.LoopView("0", "whole", _body(context, role, tail=False)),
-        views.LoopView("whole", "iterations", _body(context, role, tail=True)),
+        file_views.LoopView("0", "whole", _body(context, role, tail=False)),
+        file_views.LoopView("whole", "iterations", _body(context, role, tail=True)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 
 from qlagen.emit.context import FULL, Context, dtype_text, tensor_shape
-from qlagen.emit.views import TensorView
+from qlagen.emit.file_views import TensorView
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Load, Store, Tensor
 

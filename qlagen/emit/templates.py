@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 from jinja2 import meta, nodes
 
-from qlagen.emit import views
+from qlagen.emit import file_views, views
 from qlagen.errors import QlagenError
 
 KERNEL = "kernel.py.jinja"
@@ -68,7 +68,7 @@ def check_templates(made: jinja2.Environment) -> None:
     """
     source = _parse(made, KERNEL)
     unknown = meta.find_undeclared_variables(source) - {"kernel"}
-    _compare(KERNEL, "kernel", _read_fields(source, "kernel"), views.KernelView, unknown)
+    _compare(KERNEL, "kernel", _read_fields(source, "kernel"), file_views.KernelView, unknown)
     spelled: dict[str, nodes.Macro] = {}
     for name in OPERATIONS:
         spelled |= {macro.name: macro for macro in _parse(made, name).find_all(nodes.Macro)}

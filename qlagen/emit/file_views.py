@@ -1,0 +1,123 @@
+"""What the skeleton of a kernel file sees: roles, allocations, parameters, constants. See `qlagen.emit.views`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlagen.emit.views import Line
+
+
+@dataclass(frozen=True)
+class LoopView:
+    """`for i in first..last`."""
+
+    first: str
+    last: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """One branch of the kernel: threads below `end` that no earlier branch took."""
+
+    name: str
+    end: str
+    registers: str | None
+    increase: bool
+    before: tuple[Line, ...]
+    loops: tuple[LoopView, ...]
+    after: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class TensorView:
+    name: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SharedView:
+    name: str
+    shape: str
+    dtype: str
+    static: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class BarrierView:
+    name: str
+    stages: str
+    count: str
+    producers: str
+    note: str
+
+
+@dataclass(frozen=True)
+class RegisterView:
+    """A register tile (`fragment`) or a thread's own array."""
+
+    name: str
+    allocate: str
+    shape: str
+    dtype: str
+    note: str
+
+
+@dataclass(frozen=True)
+class PaddedTensor:
+    """An output by token: its first element past the last sequence, elements per token, 64-column parts."""
+
+    name: str
+    first: str
+    stride: str
+    parts: str
+
+
+@dataclass(frozen=True)
+class RoleRow:
+    """A line of the docstring's table of roles."""
+
+    name: str
+    threads: str
+    registers: str
+
+
+@dataclass(frozen=True)
+class Banner:
+    """Everything a reader needs to know where the file comes from; no time, host, path or user."""
+
+    version: str
+    spec_digest: str
+    template_digest: str
+    target: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelView:
+    name: str
+    summary: str
+    banner: Banner
+    role_rows: tuple[RoleRow, ...]
+    constants: tuple[tuple[str, str], ...]
+    exports: tuple[tuple[str, str], ...]
+    turned: bool
+    helpers: tuple[str, ...]
+    parameters: tuple[TensorView, ...]
+    scalars: tuple[tuple[str, str], ...]
+    dynamic: tuple[str, ...]
+    grid: str
+    shared: tuple[SharedView, ...]
+    barriers: tuple[BarrierView, ...]
+    registers: tuple[RegisterView, ...]
+    integers: tuple[str, ...]
+    prologue: tuple[tuple[str, str], ...]
+    layouts: tuple[tuple[str, str], ...]
+    padding: tuple[PaddedTensor, ...]
+    compute: tuple[RoleView, ...]
+    movers: tuple[RoleView, ...]
+    mover_registers: str | None
+    mover_increase: bool
+    ctas_per_sm: str | None
