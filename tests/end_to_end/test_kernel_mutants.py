@@ -25,7 +25,7 @@ MUTANTS = {
     "forward: one arrival too few expected": ("forward_v64.py", "T.alloc_barrier([4] *", "T.alloc_barrier([3] *", 1),
     "forward: the mask of the scores dropped": ("forward_v64.py", "row >= column", "row >= 0", 1),
     "forward: a fence dropped": ("forward_v64.py", "T.fence_proxy_async()", "pass", 1),
-    "prepare: the mask reaches the diagonal": ("prepare_tile.py", "row > column", "row >= column", 1),
+    "prepare: the mask cuts one diagonal too many": ("prepare_tile.py", "row > column", "row > column + 1", 1),
     "prepare: the factor on the columns": ("prepare_tile.py", "LOAD_STAGES, row]", "LOAD_STAGES, column]", 1),
     "prepare: a sign flipped in the inverse": ("prepare_tile.py", "patch[entry] -= ", "patch[entry] += ", 1),
     "prepare: a named barrier dropped": ("prepare_tile.py", "T.sync_threads(TILE_BARRIER, ", "(", 3),
