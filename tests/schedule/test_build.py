@@ -141,7 +141,7 @@ def test_prepare_hands_over_inside_its_role() -> None:
     assert (rings["A_source"].shape, rings["A_source"].dims) == ((64, 68), ("C", "C"))
     assert rings["G"].consumers == ("tile", "store_G_a")
     assert schedule.carried_operand is None
-    assert schedule.threads == 128 + 3 * 32
+    assert schedule.threads == 128 + 2 * 32
     assert all(role.registers is None for role in schedule.roles)
 
 
@@ -221,7 +221,7 @@ def test_too_many_registers() -> None:
     registers = (("state", 200), ("auxiliary", 128), ("movers", 40))
     text = _fails("E-ESTIMATE", forward, registers=registers)
     assert "role state needs 208 registers per thread, and has 200" in text
-    text = _fails("E-ESTIMATE", program("gated_delta_rule", "prepare"), "tile", ctas_per_sm=5)
+    text = _fails("E-ESTIMATE", program("gated_delta_rule", "prepare"), "tile", ctas_per_sm=6)
     assert "role tile needs 72 registers per thread, and has 56" in text
 
 

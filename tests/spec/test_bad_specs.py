@@ -28,7 +28,8 @@ def test_message_is_pinned(name: str, golden: Callable[[Path, str], None], monke
     error = caught.value
     golden(BAD_SPECS / f"{name}.txt", error.render() + "\n")
     assert error.code.removeprefix("E-").lower() == name.split("_")[0], "a bad spec is named after its code"
-    assert error.span is not None and error.span.file == f"{name}.toml"
+    assert error.span is not None
+    assert error.span.file == f"{name}.toml"
     line = (BAD_SPECS / f"{name}.toml").read_bytes().decode("latin-1").split("\n")[error.span.line - 1]
     assert error.span.text in ("", line)
     assert 1 <= error.span.column <= len(line) + 1

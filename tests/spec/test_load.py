@@ -49,7 +49,8 @@ def test_spans_point_into_the_file() -> None:
     spec = load_spec(GATED)
     lines = GATED.read_text("utf-8").split("\n")
     expression = spec.stage("Vn").expression
-    assert isinstance(expression, Binary) and isinstance(expression.right, Binary)
+    assert isinstance(expression, Binary)
+    assert isinstance(expression.right, Binary)
     state = expression.right.right
     assert isinstance(state, Name)
     for node, text in ((expression, "U - W @ S"), (expression.right, "W @ S"), (state, "S")):
@@ -177,4 +178,5 @@ def test_mutants_are_refused_where_they_were_made(good: str, bad: str, code: str
     with pytest.raises(QlagenError) as caught:
         parse_spec(text.replace(good, bad), "x.toml")
     assert caught.value.code == code
-    assert caught.value.span is not None and caught.value.span.line == line
+    assert caught.value.span is not None
+    assert caught.value.span.line == line

@@ -1,0 +1,105 @@
+"""Finds and loads built kernels: first the folder inside the package, then the cache, then a build.
+
+Loading needs torch and apache-tvm-ffi, nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qla_ops.runtime.builder import build, is_library, library_stem
+from qla_ops.runtime.environment import cache_folder
+from qla_ops.runtime.errors import LoadError
+from qla_ops.runtime.records import Kernel, Operator
+from qla_ops.runtime.toolchain import find_toolchain, missing_loader, missing_tools
+
+PREBUILT = Path(__file__).parent.parent / "prebuilt"
+"""Libraries that came with the package."""
+
+TABLES = Kernel(
+    name="tables",
+    module="tables",
+    tensors=("given", "cu_seqlens", "chunk_offsets", "chunk_first", "chunk_rows"),
+    scalars=tuple((name, "int32") for name in ("wide", "sequences", "tokens", "chunk", "chunk_count")),
+    dynamic=(),
+    kind="chunk_parallel",
+    value_tile=0,
+    ctas_per_sm=1,
+    data_types=("int32",),
+)
+"""The kernel of `metadata.packed_tables`, which all operators share."""
+
+Function = Callable[..., Any]
+_LOCK = threading.Lock()
+_LOADED: dict[tuple[str, str], Function] = {}
+
+
+def function(kernel: Kernel, data_type: str) -> Function:
+    """The launch function of a kernel; it takes the values of ``kernel.parameters``, in that order.
+
+    Raises BuildError or LoadError.
+    """
+    found = _LOADED.get((kernel.name, data_type))
+    if found is not None:
+        return found
+    with _LOCK:
+        if (kernel.name, data_type) not in _LOADED:
+            _LOADED[kernel.name, data_type] = _load(kernel, data_type)
+        return _LOADED[kernel.name, data_type]
+
+
+def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]:
+    """Every kernel that calls of an operator may need, with the data type it is built for."""
+    return (*((kernel, data_type) for kernel in operator.kernels), (TABLES, "int32"))
+
+
+def obstacle(kernels: tuple[tuple[Kernel, str], ...]) -> str | None:
+    """Why these kernels can be neither loaded nor built here, or None. Builds nothing."""
+    if all((kernel.name, data_type) in _LOADED for kernel, data_type in kernels):
+        return None
+    missing = missing_loader()
+    if missing is None and any(find_library(kernel, data_type) is None for kernel, data_type in kernels):
+        missing = missing_tools()
+        if missing is not None:
+            missing = f"the kernels are not built and {missing}"
+    return missing
+
+
+def find_library(kernel: Kernel, data_type: str) -> Path | None:
+    """The built library of a kernel, or None. One that came with the package may be of any toolchain; in the cache it
+    must be of the one that is installed, if one is."""
+    stem = library_stem(kernel, data_type)
+    tools = "*" if missing_tools() else find_toolchain().digest
+    candidates = [*sorted(PREBUILT.glob(f"{stem}-*.so")), *sorted(cache_folder().glob(f"{stem}-{tools}.so"))]
+    return next((path for path in candidates if is_library(path)), None)
+
+
+def _load(kernel: Kernel, data_type: str) -> Function:
+    path = find_library(kernel, data_type)
+    if path is None:
+        return _open(kernel, build(kernel, data_type, cache_folder()).path)
+    try:
+        return _open(kernel, path)
+    except LoadError:
+        if path.parent == PREBUILT or missing_tools():
+            raise
+        # A damaged file in the cache heals itself: build it again, once.
+        path.unlink(missing_ok=True)
+        return _open(kernel, build(kernel, data_type, cache_folder()).path)
+
+
+def _open(kernel: Kernel, path: Path) -> Function:
+    missing = missing_loader()
+    if missing:
+        raise LoadError(f"{kernel.name}: {missing}")
+    try:
+        module = importlib.import_module("tvm_ffi").load_module(str(path.absolute()))
+        found: Function = module.get_function(kernel.name)
+    except Exception as fault:
+        # tvm_ffi raises whatever its loader meets; the file's name is what helps.
+        raise LoadError(f"{kernel.name}: cannot load {path}: {fault}") from fault
+    return found
