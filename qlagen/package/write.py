@@ -60,8 +60,10 @@ def existing_files(folder: Path) -> set[str]:
     found = set()
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         parts = path.relative_to(folder).parts
-        ours = not any(part in KEPT or part == "__pycache__" or part.endswith(".egg-info") for part in parts)
-        if path.is_file() and ours and not parts[-1].startswith("."):
+        others = (
+            part in KEPT or part == "__pycache__" or part.endswith(".egg-info") or part[0] == "." for part in parts
+        )
+        if path.is_file() and not any(others):
             found.add(path.relative_to(folder).as_posix())
     return found
 

@@ -18,7 +18,7 @@ from qlagen.package.compile import CompiledOperator, compile_operator, load_sche
 from qlagen.package.kernel_files import read_kernel_file
 from qlagen.package.render import library_root, templates_digest
 from qlagen.package.tree import MANIFEST, PACKAGE, library_files
-from qlagen.package.write import write_tree
+from qlagen.package.write import existing_files, write_tree
 from qlagen.spec.load import load_spec, load_specs, parse_spec
 from tests.package.conftest import ROOT
 
@@ -50,9 +50,7 @@ def test_manifest_of_the_committed_library() -> None:
     manifest = json.loads((LIBRARY / MANIFEST).read_text())
     for path, digest in manifest["files"].items():
         assert hashlib.sha256((LIBRARY / path).read_bytes()).hexdigest() == digest, path
-    on_disk = {path.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*") if path.is_file()}
-    ignored = {path for path in on_disk if "__pycache__" in path or "prebuilt" in path or ".egg-info" in path}
-    assert on_disk - ignored - {MANIFEST} == set(manifest["files"])
+    assert existing_files(LIBRARY) - {MANIFEST} == set(manifest["files"])
     specs = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in SPECS}
     assert {item["file"]: item["sha256"] for item in manifest["specs"].values()} == specs
     assert manifest["templates"] == templates_digest()
@@ -112,10 +110,14 @@ def test_what_is_no_longer_made_is_removed(tmp_path: Path) -> None:
     kept = tmp_path / "src/qla_ops/prebuilt/kernel.so"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"library")
+    cache = tmp_path / "src/.mypy_cache/x.json"
+    cache.parent.mkdir()
+    cache.touch()
     report = write_tree({"manifest.json": "", "new.py": ""}, tmp_path)
     assert report.removed == ("old/deep/y.py", "old/x.py")
     assert not (tmp_path / "old").exists()
     assert kept.exists()
+    assert cache.exists()
 
 
 @pytest.mark.parametrize("fault", ["changed", "missing", "extra"])

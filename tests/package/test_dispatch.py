@@ -141,9 +141,10 @@ def test_explain_the_portable_implementation() -> None:
 def test_explain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspecting, "choose", lambda call, strict, impl: "hopper")
     monkeypatch.setattr(inspecting, "device_facts", lambda index: choose.Device("H200", (9, 0), 132))
+    prepare = choose.OPERATORS["gated_delta_rule"].kernels[0]
     assert str(chunk_gated_delta_rule.explain(**inputs())).splitlines() == [
         "chunk_gated_delta_rule: hopper (its kernels take these arguments)",
-        "  gated_delta_rule_prepare_tile: 8 CTAs (persistent, 2 on each of 132 SMs at most)",
+        f"  gated_delta_rule_prepare_tile: 8 CTAs (persistent, {prepare.ctas_per_sm} on each of 132 SMs at most)",
         "  gated_delta_rule_forward_v64: 8 CTAs (4 sequences x heads, value tile 64, all at once on 132 SMs)",
     ]
 
