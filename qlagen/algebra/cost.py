@@ -89,7 +89,7 @@ class CostModel:
         if node.op == "add":
             accumulated = sum(self.is_gemm(a) for a in node.args)
             return Work(elementwise=max(0, len(node.args) - accumulated - 1) * entries)
-        if node.op in ("row_sum", "column_sum"):
+        if node.op in ("row_sum", "column_sum", "suffix_sum"):
             return Work(elementwise=self.entries(node.args[0].shape))
         if node.op in ("from_start", "to_end", "total", "decay"):
             return Work(elementwise=entries, exps=entries)
@@ -122,7 +122,7 @@ class CostModel:
         return tuple(found)
 
     def _is_data(self, node: Node) -> bool:
-        exact = node.op in ("mask", "ones")
+        exact = node.op in ("mask", "ones", "last_row")
         return exact or (node.op == "input" and self.bytes_per_entry.get(node.value) == DATA_BYTES)
 
     def _rounded(self, operand: Node) -> float:

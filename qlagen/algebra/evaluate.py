@@ -54,6 +54,8 @@ class _Evaluator:
         if node.op in ("mask", "ones"):
             full = np.ones([self.sizes[d] for d in node.shape], dtype=field.dtype)
             return full if node.op == "ones" else np.tril(full, -1 if node.value == "strict" else 0)
+        if node.op == "last_row":
+            return np.eye(self.sizes[node.shape[0]], dtype=field.dtype)[:, -1:]
         if node.op == "transpose":
             return args[0].T
         if node.op == "matmul":
@@ -62,6 +64,8 @@ class _Evaluator:
             return self._fold(node, args)
         if node.op in ("row_sum", "column_sum"):
             return field.reduce(args[0].sum(axis=1 if node.op == "row_sum" else 0, keepdims=True))
+        if node.op == "suffix_sum":
+            return field.reduce(np.cumsum(args[0][::-1], axis=0)[::-1])
         if node.op == "inverse":
             return self._inverse(args[0])
         atoms = {"from_start": field.from_start, "to_end": field.to_end, "total": field.total, "decay": field.decay}

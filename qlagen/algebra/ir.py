@@ -23,12 +23,14 @@ Op = Literal[
     "input",  # value = its chunk symbol (Q, K, V, beta, G, S, scale)
     "mask",  # value = "lower" (i >= j), "strict" (i > j)
     "ones",  # an array of ones: stretches a vector or number that is added to a matrix
+    "last_row",  # [C, 1]: one in the last row, zeros elsewhere
     "transpose",
     "matmul",
     "multiply",
     "add",  # coefficients go with args; no args: zero
     "row_sum",  # sum over columns: [R, X] -> [R, 1]
     "column_sum",
+    "suffix_sum",  # row i: the sum of rows i.. of a [C, n]; turns a cotangent of G into one of the log gate
     "inverse",  # (I + L)^-1 of a strictly lower L
     "from_start",  # exp(G)
     "to_end",  # exp(G_last - G)
@@ -98,6 +100,11 @@ def mask(which: Literal["lower", "strict"], shape: Shape = ("C", "C")) -> Node:
 
 def ones(shape: Shape) -> Node:
     return _node("ones", (), shape)
+
+
+def last_row(rows: str = "C") -> Node:
+    """[rows, 1]: one in the chunk's last row."""
+    return _node("last_row", (), (rows, "1"))
 
 
 def zero(shape: Shape) -> Node:
@@ -326,6 +333,14 @@ def column_sum(node: Node) -> Node:
         return node
     c, rest = split_coefficient(node)
     return linear(((c, _node("column_sum", (rest,), ("1", node.shape[1]))),))
+
+
+def suffix_sum(node: Node) -> Node:
+    """Row i is the sum of rows i.. of a [C, n]: the transpose of a cumulative sum."""
+    c, rest = split_coefficient(node)
+    if rest.op == "add" and not rest.args:
+        return node
+    return linear(((c, _node("suffix_sum", (rest,), node.shape)),))
 
 
 def inverse(node: Node) -> Node:

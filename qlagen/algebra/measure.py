@@ -47,7 +47,7 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
     bits = sum(a.bits for a in args)
     if node.op == "input":
         return inputs.get(node.value, VARIABLE)
-    if node.op in ("mask", "ones"):
+    if node.op in ("mask", "ones", "last_row"):
         return CONSTANT
     if node.op in ("from_start", "to_end", "total", "decay"):
         return Measure(sizes["C"], 0.0)  # a product of at most C decays
@@ -58,6 +58,8 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
         return Measure(max((a.degree for a in args), default=0), log_sum(terms))
     if node.op in ("row_sum", "column_sum"):
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1 if node.op == "row_sum" else 0]]))
+    if node.op == "suffix_sum":
+        return Measure(degree, bits + log2(sizes[node.shape[0]]))
     if node.op == "inverse":  # entries are sums over increasing paths: products of at most C - 1 entries
         steps = sizes[node.shape[0]] - 1
         return Measure(steps * degree, steps * log_sum((0.0, bits)))

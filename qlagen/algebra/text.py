@@ -14,6 +14,7 @@ _CALLS = {
     "decay": "decay",
     "row_sum": "row_sum",
     "column_sum": "column_sum",
+    "suffix_sum": "suffix_sum",
 }
 _ATOM, _PRODUCT, _SUM = 2, 1, 0
 
@@ -35,8 +36,8 @@ class _Writer:
             return f"{self.names[turned]}^T", _ATOM
         if node.op == "input":
             return node.value, _ATOM
-        if node.op == "ones":
-            return "1", _ATOM
+        if node.op in ("ones", "last_row"):
+            return ("1" if node.op == "ones" else "last_row"), _ATOM
         if node.op == "transpose":
             return f"{self.operand(node.args[0], _ATOM)}^T", _ATOM
         if node.op == "matmul":

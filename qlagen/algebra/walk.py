@@ -15,6 +15,7 @@ from qlagen.algebra.ir import (
     matmul,
     multiply,
     row_sum,
+    suffix_sum,
     to_end,
     topological,
     total,
@@ -39,6 +40,7 @@ _UNARY: dict[Op, Callable[[Node], Node]] = {
     "transpose": transpose,
     "row_sum": row_sum,
     "column_sum": column_sum,
+    "suffix_sum": suffix_sum,
     "inverse": inverse,
     "from_start": from_start,
     "to_end": to_end,
@@ -67,6 +69,6 @@ def compute_nodes(roots: Iterable[Node]) -> Iterator[Node]:
     expression and its transpose only the first."""
     seen: set[Node] = set()
     for node in topological(roots):
-        if node.op not in ("input", "mask", "ones", "transpose") and node not in seen:
+        if node.op not in ("input", "mask", "ones", "last_row", "transpose") and node not in seen:
             seen.update((node, transpose(node)))
             yield node

@@ -12,6 +12,7 @@ from qlagen.algebra.build import chunk_inputs
 from qlagen.algebra.derivation import Derivation
 from qlagen.algebra.derive import derive
 from qlagen.algebra.fields import Array
+from qlagen.algebra.sequence import Sequence
 from qlagen.spec import parse_spec
 from qlagen.spec.model import OpSpec
 
@@ -56,3 +57,14 @@ def chunk_values(op: OpSpec, sizes: Mapping[str, int], seed: int = 0) -> dict[st
             drawn = generator.uniform(low or 0.0, 1.0 if high is None else high, drawn.shape)
         values[name] = drawn
     return values
+
+
+def sequence_values(op: OpSpec, length: int, sizes: Mapping[str, int], chunk: int, seed: int = 0) -> Sequence:
+    """A random sequence of one head within the spec's ranges, with an initial state."""
+    generator = np.random.default_rng(seed)
+    values = chunk_values(op, {**sizes, "1": 1, "C": length}, seed)
+    tensors: dict[str, Array] = {}
+    for tensor in op.inputs:
+        value = values[tensor.chunk_symbol]
+        tensors[tensor.name] = np.diff(value, axis=0, prepend=0.0) if tensor.role == "log_gate" else value
+    return Sequence(tensors, generator.normal(size=values[op.state].shape), chunk)
