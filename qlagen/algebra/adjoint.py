@@ -23,6 +23,7 @@ from qlagen.algebra.ir import (
     multiply,
     negate,
     ones,
+    row_minus_column,
     row_sum,
     subtract,
     terms_of,
@@ -123,8 +124,7 @@ def _total(node: Node, cotangent: Node) -> Iterator[Contribution]:
 
 def _decay(node: Node, cotangent: Node) -> Iterator[Contribution]:
     """exp(G_i - G_j): rows gain what columns lose."""
-    pull = multiply(cotangent, node)
-    yield node.args[0], subtract(row_sum(pull), transpose(column_sum(pull)))
+    yield node.args[0], row_minus_column(multiply(cotangent, node))
 
 
 _RULES: dict[Op, Callable[[Node, Node], Iterator[Contribution]]] = {

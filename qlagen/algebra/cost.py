@@ -36,20 +36,30 @@ class Work:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Sizes and storage of one spec. `bytes_per_entry` holds every input; a scalar argument has 0."""
+    """Sizes and storage of one spec. `bytes_per_entry` holds every input; a scalar argument has 0. `state` is the name
+    of the carried value."""
 
     sizes: Mapping[str, int]
     bytes_per_entry: Mapping[str, int]
     state: str
+    group: int = 1
+    """Value heads that share a key head and one kernel: what needs `key_inputs` alone is done once for all of them."""
+    key_inputs: frozenset[str] = frozenset()
     _work: dict[Node, Work] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(spec: OpSpec, chunk: int | None = None) -> CostModel:
-        """The model of a spec at its own sizes; `chunk` defaults to the spec's first."""
+    def of(spec: OpSpec, chunk: int | None = None, group: int = 1) -> CostModel:
+        """The model of a spec at its own sizes; `chunk` defaults to the spec's first, `group` is the number of value
+        heads per key head."""
         sizes = {"1": 1, "C": chunk or spec.chunk[0], **dict(spec.dims)}
         entry = {"data": DATA_BYTES, "float32": FLOAT_BYTES}
         stored = {i.chunk_symbol: 0 if i.heads == "none" else entry[i.dtype] for i in spec.inputs}
-        return CostModel(sizes, stored, spec.state)
+        shared = frozenset(i.chunk_symbol for i in spec.inputs if i.heads != "value")
+        return CostModel(sizes, stored, spec.state, group, shared)
+
+    def share(self, node: Node) -> float:
+        """The part of an expression that one value head pays for."""
+        return 1.0 if self.group == 1 or not depends_on(node) <= self.key_inputs else 1.0 / self.group
 
     def entries(self, shape: Shape) -> int:
         return self.sizes[shape[0]] * self.sizes[shape[1]]
@@ -58,22 +68,29 @@ class CostModel:
         """The bill of a form; memory traffic by `plan`, fused when None."""
         nodes = tuple(compute_nodes((form.output, form.state)))
         works = [self.work(node) for node in nodes]
-        operands = self._operands(nodes)
+        operands = self.operands(nodes)
         return Cost(
             multiply_adds=sum(w.multiply_adds for w in works),
-            elementwise=sum(w.elementwise for w in works) + sum(self.entries(o.shape) for o in operands),
+            elementwise=sum(w.elementwise for w in works) + sum(self.conversion(o) for o in operands),
             exps=sum(w.exps for w in works),
             hbm_bytes=self.hbm_bytes(fused_plan(form, self.state) if plan is None else plan),
             chain_gemms=len(self.chain(form.state)),
-            rounded=sum(self._rounded(o) for o in operands),
+            rounded=sum(self.rounded(o) for o in operands),
         )
 
     def work(self, node: Node) -> Work:
         """Arithmetic of one node."""
         found = self._work.get(node)
         if found is None:
-            found = self._work[node] = self._node_work(node)
+            found, share = self._node_work(node), self.share(node)
+            if share != 1.0:
+                found = Work(found.multiply_adds * share, found.elementwise * share, found.exps * share)
+            self._work[node] = found
         return found
+
+    def conversion(self, operand: Node) -> float:
+        """Elementwise operations that bring a matrix product's operand to the data type."""
+        return self.entries(operand.shape) * self.share(operand)
 
     def is_gemm(self, node: Node) -> bool:
         """A matrix product for tensor cores: a matrix-vector product is none."""
@@ -91,6 +108,8 @@ class CostModel:
             return Work(elementwise=max(0, len(node.args) - accumulated - 1) * entries)
         if node.op in ("row_sum", "column_sum", "suffix_sum"):
             return Work(elementwise=self.entries(node.args[0].shape))
+        if node.op == "row_minus_column":
+            return Work(elementwise=2 * self.entries(node.args[0].shape))
         if node.op in ("from_start", "to_end", "total", "decay"):
             return Work(elementwise=entries, exps=entries)
         if node.op == "inverse":
@@ -110,23 +129,24 @@ class CostModel:
             passes += 1
         return work + max(0, passes) * self.entries(node.shape)
 
-    def _operands(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+    def operands(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Distinct matrix product operands that are computed or held in float32, transposes counted once."""
         found: dict[Node, None] = {}
         for node in nodes:
             if self.is_gemm(node):
                 for operand in node.args:
                     plain = operand.args[0] if operand.op == "transpose" else operand
-                    if not self._is_data(plain) and plain not in found and transpose(plain) not in found:
+                    if not self.is_data(plain) and plain not in found and transpose(plain) not in found:
                         found[plain] = None
         return tuple(found)
 
-    def _is_data(self, node: Node) -> bool:
+    def is_data(self, node: Node) -> bool:
+        """It needs no conversion to the data type."""
         exact = node.op in ("mask", "ones", "last_row")
         return exact or (node.op == "input" and self.bytes_per_entry.get(node.value) == DATA_BYTES)
 
-    def _rounded(self, operand: Node) -> float:
-        """Zeros and the ones of a unit diagonal are exact."""
+    def rounded(self, operand: Node) -> float:
+        """How many entries of an operand are rounded. Zeros and the ones of a unit diagonal are exact."""
         entries = self.entries(operand.shape)
         rows = self.entries((operand.shape[0], "1"))
         for lower in (operand, transpose(operand)):
@@ -145,17 +165,19 @@ class CostModel:
                 paths[node] = (*below, node) if self.is_gemm(node) else below
         return paths.get(state, ())
 
-    def hbm_bytes(self, plan: tuple[Kernel, ...]) -> float:
-        """What the kernels read and write. The state stays on chip unless a kernel stores it for a later one."""
-        stored: set[Node] = set()
+    def hbm_bytes(self, plan: tuple[Kernel, ...], saved: Iterable[Node] = ()) -> float:
+        """What the kernels read and write. The state stays on chip unless a kernel stores it for a later one. What is
+        in `saved` is in memory from the start."""
+        listed = tuple(saved)
+        stored: set[Node] = {*listed, *map(transpose, listed)}
         state_in_memory, total = False, 0.0
         for kernel in plan:
             for node in self._loads(kernel, stored):
                 if node.op != "input" or node.value != self.state:
-                    total += self._bytes(node)
+                    total += self.bytes_of(node)
                 elif state_in_memory or kernel.stores_state:
                     total += self.entries(node.shape) * DATA_BYTES
-            total += sum(self._bytes(o) for o in kernel.outputs)
+            total += sum(self.bytes_of(o) for o in kernel.outputs)
             state_in_memory |= kernel.stores_state
             stored.update(kernel.outputs)
             stored.update(map(transpose, kernel.outputs))
@@ -181,7 +203,10 @@ class CostModel:
             visit(node)
         return tuple(found)
 
-    def _bytes(self, node: Node) -> float:
+    def bytes_of(self, node: Node) -> float:
+        """Its size in memory."""
         if node.op == "input":
-            return self.entries(node.shape) * self.bytes_per_entry.get(node.value, FLOAT_BYTES)
-        return self.entries(node.shape) * (DATA_BYTES if kind(node) == "matrix" else FLOAT_BYTES)
+            size = self.bytes_per_entry.get(node.value, FLOAT_BYTES)
+        else:
+            size = DATA_BYTES if kind(node) == "matrix" else FLOAT_BYTES
+        return self.entries(node.shape) * size * self.share(node)

@@ -64,6 +64,8 @@ class _Evaluator:
             return self._fold(node, args)
         if node.op in ("row_sum", "column_sum"):
             return field.reduce(args[0].sum(axis=1 if node.op == "row_sum" else 0, keepdims=True))
+        if node.op == "row_minus_column":
+            return field.reduce(args[0].sum(axis=1, keepdims=True) - args[0].sum(axis=0, keepdims=True).T)
         if node.op == "suffix_sum":
             return field.reduce(np.cumsum(args[0][::-1], axis=0)[::-1])
         if node.op == "inverse":
@@ -83,8 +85,20 @@ class _Evaluator:
         return result
 
     def _inverse(self, strict: Array) -> Array:
-        """Forward substitution: it divides by nothing, so it holds in any commutative ring."""
+        """Forward substitution: it divides by nothing, so it holds in any commutative ring. Where arithmetic is exact,
+        the sum of the powers of -L is the same in fewer, larger products."""
+        if np.issubdtype(self.field.dtype, np.integer):
+            return self._sum_of_powers(self.field.reduce(-strict))
         result = np.eye(self.chunk, dtype=self.field.dtype)
         for i in range(1, self.chunk):
             result[i : i + 1, :i] = self.field.reduce(-self.field.product(strict[i : i + 1, :i], result[:i, :i]))
+        return result
+
+    def _sum_of_powers(self, power: Array) -> Array:
+        """(I + N)(I + N^2)(I + N^4).. for a nilpotent N."""
+        identity = np.eye(len(power), dtype=self.field.dtype)
+        result, reached = identity, 1
+        while reached < len(power):
+            result = self.field.product(result, identity + power)
+            power, reached = self.field.product(power, power), 2 * reached
         return result

@@ -30,6 +30,7 @@ Op = Literal[
     "add",  # coefficients go with args; no args: zero
     "row_sum",  # sum over columns: [R, X] -> [R, 1]
     "column_sum",
+    "row_minus_column",  # [R, R] -> [R, 1]: row sums minus column sums; the cotangent of G in exp(G_i - G_j)
     "suffix_sum",  # row i: the sum of rows i.. of a [C, n]; turns a cotangent of G into one of the log gate
     "inverse",  # (I + L)^-1 of a strictly lower L
     "from_start",  # exp(G)
@@ -333,6 +334,18 @@ def column_sum(node: Node) -> Node:
         return node
     c, rest = split_coefficient(node)
     return linear(((c, _node("column_sum", (rest,), ("1", node.shape[1]))),))
+
+
+def row_minus_column(node: Node) -> Node:
+    """Row sums minus column sums of a square matrix, [R, R] -> [R, 1].
+
+    One operation, because what is summed over rows and over columns must be rounded alike: in a cotangent of G most of
+    it cancels.
+    """
+    if node.shape[0] != node.shape[1]:
+        raise ValueError(f"row_minus_column of {node.shape}")
+    c, rest = split_coefficient(node)
+    return linear(((c, _node("row_minus_column", (rest,), (node.shape[0], "1"))),))
 
 
 def suffix_sum(node: Node) -> Node:

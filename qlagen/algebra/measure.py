@@ -58,6 +58,8 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
         return Measure(max((a.degree for a in args), default=0), log_sum(terms))
     if node.op in ("row_sum", "column_sum"):
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1 if node.op == "row_sum" else 0]]))
+    if node.op == "row_minus_column":
+        return Measure(degree, bits + log2(2 * sizes[node.shape[0]]))
     if node.op == "suffix_sum":
         return Measure(degree, bits + log2(sizes[node.shape[0]]))
     if node.op == "inverse":  # entries are sums over increasing paths: products of at most C - 1 entries

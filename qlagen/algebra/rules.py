@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from qlagen.algebra import rewrite_gates as gates
 from qlagen.algebra import rewrite_products as products
+from qlagen.algebra import rewrite_sums as sums
 from qlagen.algebra.derivation import Refusal
 from qlagen.algebra.facts import Facts
 from qlagen.algebra.ir import Node, topological
+from qlagen.algebra.rewrite_operands import hoist_everywhere
 from qlagen.algebra.text import show
 
 Rewrite = Callable[[Node, Facts], Iterator[Node]]
@@ -51,6 +53,16 @@ RULES: tuple[Rule, ...] = (
     _plain("factor right", products.factor_right),
     # s * a + s * b -> s * (a + b)
     _plain("factor scale", products.factor_scale),
+    # row_sum(x * (a @ b)) -> row_sum(a * (x @ b^T)), and so for columns
+    _plain("swap trace", sums.swap_trace),
+    # row_sum(s * x) -> s * row_sum(x)
+    _plain("hoist from sum", sums.hoist_from_sum),
+    # s * row_sum(x) -> row_sum(s * x)
+    _plain("push into sum", sums.push_into_sum),
+    # row_sum(a + b) -> row_sum(a) + row_sum(b)
+    _plain("distribute sum", sums.distribute_sum),
+    # row_sum(a) + row_sum(b) -> row_sum(a + b)
+    _plain("merge sums", sums.merge_sums),
     # (I + s L)^-1 s -> s (I + L s)^-1, and back
     _plain("push through", gates.push_through),
     # decay(G) * to_end(G) -> tril(to_end(G)^T), and back
@@ -73,6 +85,9 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+EVERYWHERE = Rule("hoist scale everywhere", hoist_everywhere.__doc__ or "", lambda node, facts: iter(()))
+"""Not a rewrite of one node: see `qlagen.algebra.rewrite_operands`."""
+
 
 @dataclass(frozen=True)
 class Match:
@@ -81,6 +96,13 @@ class Match:
     rule: Rule
     before: Node
     after: Node
+    more: tuple[tuple[Node, Node], ...] = ()
+    """Further exchanges that are done together with the first."""
+
+    @property
+    def exchanges(self) -> tuple[tuple[Node, Node], ...]:
+        """What becomes what."""
+        return ((self.before, self.after), *self.more)
 
 
 Known = dict[Node, tuple[Match, ...]]

@@ -14,6 +14,7 @@ _CALLS = {
     "decay": "decay",
     "row_sum": "row_sum",
     "column_sum": "column_sum",
+    "row_minus_column": "row_minus_column",
     "suffix_sum": "suffix_sum",
 }
 _ATOM, _PRODUCT, _SUM = 2, 1, 0

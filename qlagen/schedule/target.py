@@ -91,7 +91,7 @@ def parse_target(text: str, file: str) -> Target:
     """Read a target's text. Raises the codes of `qlagen.spec.document` and `qlagen.spec.fields`."""
     document = read_document(text, file)
     top = Table(document, (), document.data)
-    top.check_keys(("target", "shared_memory", "registers", "clocks"))
+    top.check_keys(("target", "shared_memory", "registers", "throughput", "clocks"))
     facts, shared, registers = top.table("target"), top.table("shared_memory"), top.table("registers")
     facts.check_keys(("name", "gpu", "streaming_multiprocessors", "warps_per_sm"))
     shared.check_keys(("per_sm", "reserved_per_cta", "alignment"))
