@@ -60,7 +60,7 @@ def backward_model(forward: CostModel, backward: BackwardForm, state: str) -> Co
 def backward_plans(
     form: Form, backward: BackwardForm, forward: CostModel, facts: Throughput
 ) -> tuple[BackwardPlan, ...]:
-    """The plans that no other beats. `form` is the forward pass that would rebuild states, `forward` its cost model."""
+    """Plans that no other beats. `form` is the forward pass that would rebuild states, `forward` its cost model."""
     return pareto_set(_all_plans(form, backward, forward, facts), lambda plan: plan.objectives)
 
 

@@ -17,7 +17,7 @@ from qlagen.algebra.kernel_plans import Plan, forward_plans
 from qlagen.algebra.pareto import Objectives, pareto_set
 from qlagen.algebra.plan_bill import PlanBill, bill_plan
 from qlagen.algebra.prove_forms import prove_forms
-from qlagen.algebra.search import Bounds, Key, Program, Search
+from qlagen.algebra.search import Bounds, Key, Program, Roots, Search
 from qlagen.algebra.target import Throughput
 from qlagen.algebra.walk import substitute
 
@@ -69,7 +69,7 @@ def _forms(derivation: Derivation, model: CostModel, clocks: Clocks) -> Iterator
     """For every amount of work and length of the chain that no other beats one form, and its rules: the textbook's or
     the chosen one if they have it, because kernels cite their stages; else the one that rounds least."""
     textbook, chosen = derivation.textbook, derivation.chosen
-    known = {(textbook.output, textbook.state): (textbook, ())}
+    known: dict[Roots, tuple[Form, tuple[str, ...]]] = {(textbook.output, textbook.state): (textbook, ())}
     known[chosen.output, chosen.state] = (chosen, tuple(step.rule for step in derivation.steps))
 
     def by_latency(program: Program) -> Key:

@@ -63,7 +63,7 @@ def _work_below(node: Node, model: CostModel) -> float:
 
 
 def _shared(form: Form, model: CostModel) -> Iterator[tuple[Node, ...]]:
-    """What the walk may store for read-outs that are apart: all that both need and takes matrix products, or nothing."""
+    """What the walk may store for read-outs that are apart: nothing, or all carried matrices that both need."""
     walk = {canonical(n) for n in computed((form.state,))}
     read_out = computed((form.output,))
     users = {canonical(a) for n in read_out if canonical(n) not in walk for a in n.args}

@@ -1,4 +1,4 @@
-"""The bill of a plan: what each of its kernels computes (again, if an earlier one did not store it), reads and writes."""
+"""The bill of a plan: what each kernel computes (again, if no earlier one stored it), reads and writes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ def bill_plan(
     in `saved`, in canonical form, is in memory from the start."""
     model = clocks.model
     stored = set(saved)
-    totals = [0.0, 0.0, 0.0]
+    multiply_adds = elementwise = exps = 0.0
     serial = 0.0
     for kernel in plan:
         nodes = computed(kernel.computes, stored)
-        for node in nodes:
-            work = model.work(node)
-            totals = [t + w for t, w in zip(totals, (work.multiply_adds, work.elementwise, work.exps), strict=True)]
+        works = [model.work(node) for node in nodes]
+        multiply_adds += sum(w.multiply_adds for w in works)
+        elementwise += sum(w.elementwise for w in works)
+        exps += sum(w.exps for w in works)
         operands = model.operands(nodes)
-        totals[1] += sum(model.conversion(o) for o in operands if canonical(o) not in stored)
+        elementwise += sum(model.conversion(o) for o in operands if canonical(o) not in stored)
         if carried in kernel.computes:
             serial = max(clocks.latency(carried), clocks.busiest(nodes))
         stored.update(map(canonical, kernel.outputs))
-    return PlanBill(*totals, model.hbm_bytes(plan, saved), clocks.depth(carried), serial)
+    return PlanBill(multiply_adds, elementwise, exps, model.hbm_bytes(plan, saved), clocks.depth(carried), serial)

@@ -49,7 +49,8 @@ def _products(node: Node) -> Iterator[tuple[Node, Node, Node]]:
     for product in unique(factors):
         others = without(factors, product)
         if product.op == "matmul" and broadcast_shape(f.shape for f in others) == product.shape:
-            yield multiply(*others), *product.args
+            left, right = product.args
+            yield multiply(*others), left, right
 
 
 def hoist_from_sum(node: Node) -> Iterator[Node]:

@@ -15,6 +15,7 @@ from qlagen.algebra.evaluate import evaluate
 from qlagen.algebra.facts import Facts
 from qlagen.algebra.fields import Array, Float64, PrimeField
 from qlagen.algebra.ir import Node
+from qlagen.algebra.rewrite_operands import hoist_everywhere
 from qlagen.algebra.rules import RULES, matches, refusals
 from qlagen.algebra.text import show
 
@@ -71,6 +72,30 @@ EXAMPLES: tuple[tuple[str, Node, Node], ...] = (
         "factor scale",
         ir.subtract(ir.multiply(BETA, V), ir.multiply(BETA, FIRST, ir.matmul(K, S))),
         ir.multiply(BETA, ir.subtract(V, ir.multiply(FIRST, ir.matmul(K, S)))),
+    ),
+    (
+        "swap trace",
+        ir.row_sum(ir.multiply(BETA, V, ir.matmul(K, S))),
+        ir.row_sum(ir.multiply(K, ir.matmul(ir.multiply(BETA, V), ir.transpose(S)))),
+    ),
+    (
+        "swap trace",
+        ir.column_sum(ir.multiply(V, ir.matmul(K, S))),
+        ir.column_sum(ir.multiply(S, ir.matmul(ir.transpose(K), V))),
+    ),
+    ("hoist from sum", ir.row_sum(ir.multiply(BETA, X)), ir.multiply(BETA, ir.row_sum(X))),
+    ("hoist from sum", ir.column_sum(ir.multiply(ROW, X)), ir.multiply(ROW, ir.column_sum(X))),
+    ("push into sum", ir.multiply(BETA, ir.row_sum(X)), ir.row_sum(ir.multiply(BETA, X))),
+    ("distribute sum", ir.row_sum(ir.subtract(X, Y)), ir.subtract(ir.row_sum(X), ir.row_sum(Y))),
+    (
+        "distribute sum",
+        ir.row_minus_column(ir.add(X, Y)),
+        ir.add(ir.row_minus_column(X), ir.row_minus_column(Y)),
+    ),
+    (
+        "merge sums",
+        ir.linear(((2, ir.column_sum(X)), (-1, ir.column_sum(Y)))),
+        ir.column_sum(ir.linear(((2, X), (-1, Y)))),
     ),
     (
         "push through",
@@ -165,6 +190,19 @@ def test_every_rewrite_of_the_forms_keeps_their_value(name: str) -> None:
     assert {"hoist scale", "push scale", "slide scale", "distribute"} <= applied
 
 
+def test_a_scale_is_hoisted_from_all_products_of_an_operand() -> None:
+    scaled = ir.multiply(SCALE, V)
+    first, second = ir.matmul(X, scaled), ir.matmul(ir.transpose(scaled), K)
+    ((one, two),) = hoist_everywhere((first, second))
+    assert one == (first, ir.multiply(SCALE, ir.matmul(X, V)))
+    assert two == (second, ir.multiply(SCALE, ir.matmul(ir.transpose(V), K)))
+    for before, after in (one, two):
+        assert_equal(before, after, 3)
+    rows = ir.multiply(BETA, V)  # in the second product the rows are summed over
+    assert list(hoist_everywhere((ir.matmul(rows, ir.transpose(S)), ir.matmul(ir.transpose(rows), K)))) == []
+    assert list(hoist_everywhere((first,))) == []
+
+
 def test_rules_do_not_fire_where_they_would_be_wrong() -> None:
     assert results("hoist scale", ir.matmul(ir.multiply(X, ROW), V)) == []  # a row of the left operand is inside
     assert results("slide scale", ir.matmul(ir.multiply(BETA, X), V)) == []
@@ -172,6 +210,11 @@ def test_rules_do_not_fire_where_they_would_be_wrong() -> None:
     assert results("absorb to_end", ir.multiply(DECAY, FIRST, X)) == []
     assert results("absorb to_end", ir.multiply(X, ir.transpose(LAST))) == []  # not lower
     assert results("split decay", ir.multiply(DECAY, ir.matmul(LOWER, X))) == []
+    square = ir.row_sum(ir.multiply(X, ir.matmul(Q, ir.transpose(K))))
+    assert results("swap trace", square) == []  # X would be rounded
+    assert results("swap trace", ir.row_sum(ir.multiply(Q, ir.matmul(X, K)))) == []
+    assert results("hoist from sum", ir.row_sum(ir.multiply(ROW, X))) == []
+    assert results("push into sum", ir.multiply(ROW, ir.row_sum(X))) == []
     assert results("factor left", ir.add(ir.matmul(X, V), ir.matmul(Y, V))) == []
     assert results("factor scale", ir.add(ir.multiply(BETA, V), ir.multiply(LAST, ir.matmul(K, S)))) == []
 
