@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from qlagen.algebra.cost import CostModel
-from qlagen.algebra.derivation import Cost, Derivation, Form
+from qlagen.algebra.derivation import Cost, Derivation, Form, Step
 from qlagen.algebra.ir import Node
 from qlagen.algebra.text import show
 from qlagen.algebra.walk import compute_nodes
@@ -38,13 +38,13 @@ def explain(derivation: Derivation) -> str:
     model = CostModel.of(derivation.spec, derivation.proof.chunk)
     sizes = f"C={derivation.proof.chunk}, " + ", ".join(f"{d}={n}" for d, n in derivation.spec.dims)
     lines = [f"{derivation.spec.name}, per chunk and value head at {sizes}", ""]
-    lines += ["Textbook stages", *_indent(stage_lines(derivation.textbook)), ""]
-    lines += ["Rewrites", *_indent(_steps(derivation)), ""]
-    lines += ["Chosen form", *_indent(stage_lines(derivation.chosen)), ""]
-    lines += [*_cost_table(derivation.textbook_cost, derivation.chosen_cost), ""]
-    lines += ["Matrix products", *_indent(_products(derivation.chosen, model)), ""]
+    lines += ["Textbook stages", *indent(stage_lines(derivation.textbook)), ""]
+    lines += ["Rewrites", *indent(step_lines(derivation.textbook_cost, derivation.steps)), ""]
+    lines += ["Chosen form", *indent(stage_lines(derivation.chosen)), ""]
+    lines += [*cost_table(derivation.textbook_cost, derivation.chosen_cost), ""]
+    lines += ["Matrix products", *indent(_form_products(derivation.chosen, model)), ""]
     if derivation.refusals:
-        lines += ["Refused", *_indent(f"{r.rule}: {r.expression}: {r.reason}" for r in derivation.refusals), ""]
+        lines += ["Refused", *indent(f"{r.rule}: {r.expression}: {r.reason}" for r in derivation.refusals), ""]
     return "\n".join([*lines, proof_line(derivation)]) + "\n"
 
 
@@ -57,15 +57,16 @@ def proof_line(derivation: Derivation) -> str:
     )
 
 
-def _indent(lines: Iterator[str] | list[str]) -> list[str]:
+def indent(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _steps(derivation: Derivation) -> Iterator[str]:
-    if not derivation.steps:
+def step_lines(start: Cost, steps: Sequence[Step]) -> Iterator[str]:
+    """Each rewrite with what it saved and cost; `start` is the bill before the first."""
+    if not steps:
         yield "none"
-    bills = [derivation.textbook_cost, *(s.cost for s in derivation.steps)]
-    for number, (step, (before, after)) in enumerate(zip(derivation.steps, pairwise(bills), strict=True), 1):
+    bills = [start, *(s.cost for s in steps)]
+    for number, (step, (before, after)) in enumerate(zip(steps, pairwise(bills), strict=True), 1):
         yield f"{number}. {step.rule}"
         yield f"     {step.before}"
         yield f"  -> {step.after}"
@@ -80,43 +81,52 @@ def changes(before: Cost, after: Cost) -> str:
         difference = getattr(before, attribute) - getattr(after, attribute)
         if difference:
             noun = label.replace("products", "product") if abs(difference) == 1 else label
-            text = f"{_number(abs(difference), unit, suffix)} {noun}"
+            text = f"{amount(abs(difference), unit, suffix)} {noun}"
             (saved if difference > 0 else paid).append(text)
     parts = [f"saves {', '.join(saved)}"] if saved else []
     parts += [f"costs {', '.join(paid)}"] if paid else []
     return "; ".join(parts) or "same bill; opens the way"
 
 
-def _number(value: float, unit: float, suffix: str) -> str:
+def amount(value: float, unit: float, suffix: str) -> str:
+    """A number with its unit, for example ``5.31 M``."""
     if unit == 1.0 or value < unit / 10:
         return f"{value:.0f}" + (" B" if suffix == "KB" else "")
     return f"{value / unit:.2f} {suffix}" if unit == 1e6 else f"{value / unit:.1f} {suffix}"
 
 
-def _cost_table(textbook: Cost, chosen: Cost) -> list[str]:
+def cost_table(textbook: Cost, chosen: Cost) -> list[str]:
+    """Both bills side by side."""
     lines = [f"{'Bill':30s} {'textbook':>12s} {'chosen':>12s}"]
     for label, attribute, unit, suffix in _ROWS:
-        cells = [_number(getattr(cost, attribute), unit, suffix) for cost in (textbook, chosen)]
+        cells = [amount(getattr(cost, attribute), unit, suffix) for cost in (textbook, chosen)]
         lines.append(f"  {label:28s} {cells[0]:>12s} {cells[1]:>12s}")
     return [*lines, "  (distinct expressions, each once; memory traffic between kernels)"]
 
 
-def _products(form: Form, model: CostModel) -> Iterator[str]:
-    chain = model.chain(form.state)
-    rows = [
-        (show(node, stage_names(form, but=node)), node)
-        for node in compute_nodes((form.output, form.state))
-        if model.is_gemm(node)
-    ]
+def _form_products(form: Form, model: CostModel) -> Iterator[str]:
+    nodes = tuple(compute_nodes((form.output, form.state)))
+    return product_lines(nodes, dict(stage_names(form)), model, model.chain(form.state))
+
+
+def product_lines(
+    nodes: Sequence[Node], names: Mapping[Node, str], model: CostModel, chain: Sequence[Node]
+) -> Iterator[str]:
+    """The matrix products among the nodes with their sizes and places on the serial chain, and the inverses."""
+    rows = [(_show_but(node, names), node) for node in nodes if model.is_gemm(node)]
     width = max((len(text) for text, _ in rows), default=0)
     for text, node in rows:
         rows_, inner, columns = node.shape[0], node.args[0].shape[1], node.shape[1]
-        amount = _number(model.work(node).multiply_adds, 1e6, "M")
+        work = amount(model.work(node).multiply_adds, 1e6, "M")
         position = f"  chain {chain.index(node) + 1}" if node in chain else ""
-        yield f"{text:{width}s}  {rows_}x{inner}x{columns}  {amount}{position}"
-    inverses = [n for n in compute_nodes((form.output, form.state)) if n.op == "inverse"]
-    for node in inverses:
-        yield f"{show(node, stage_names(form, but=node))}  {_number(model.work(node).multiply_adds, 1e6, 'M')}"
+        yield f"{text:{width}s}  {rows_}x{inner}x{columns}  {work}{position}"
+    for node in nodes:
+        if node.op == "inverse":
+            yield f"{_show_but(node, names)}  {amount(model.work(node).multiply_adds, 1e6, 'M')}"
+
+
+def _show_but(node: Node, names: Mapping[Node, str]) -> str:
+    return show(node, {n: name for n, name in names.items() if n is not node})
 
 
 def explain_json(derivation: Derivation) -> dict[str, Any]:

@@ -86,6 +86,11 @@ def _key(op: Op, args: tuple[Node, ...], shape: Shape, value: str, coefficients:
     return f"{text[: _KEY_LIMIT // 2]}..#{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
 
+def node_from_parts(op: Op, args: tuple[Node, ...], shape: Shape, value: str, coefficients: tuple[int, ...]) -> Node:
+    """A node again from its parts, as they were in a node that the constructors made."""
+    return _node(op, args, shape, value, coefficients)
+
+
 # Leaves
 
 

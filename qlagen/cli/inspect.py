@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from qlagen.algebra.derive import derive
-from qlagen.algebra.explain import explain, explain_json
+from qlagen.algebra.cache import derive_backward_cached, derive_cached
+from qlagen.algebra.plots import draw_pareto
+from qlagen.algebra.report import make_report, report_json, report_latex, report_text
 from qlagen.algebra.show import show_derivation
+from qlagen.algebra.target import load_throughput
 from qlagen.cli.output import print_json, print_lines, progress
 from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.portable import emit_portable
@@ -28,9 +31,7 @@ def run(options: argparse.Namespace) -> int:
     with progress(options.command) as say:
         spec = load_spec(options.specs[0])
         if options.command == "explain":
-            say(f"deriving {spec.name}")
-            derivation = derive(spec)
-            value, text = explain_json(derivation), explain(derivation)
+            value, text = explain(spec, options, say)
         else:
             text = show(spec, options, say)
             value = {"spec": spec.name, "stage": options.stage, "text": text}
@@ -41,12 +42,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def explain(
+    spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None] = lambda _: None
+) -> tuple[dict[str, Any], str]:
+    """The report on an operator's algebra, for tools and for people; writes the plot that is asked for."""
+    say(f"deriving {spec.name}")
+    backward = derive_backward_cached(spec) if options.backward else None
+    derivation = derive_cached(spec) if backward is None else backward.forward
+    say(f"exploring {spec.name}")
+    report = make_report(derivation, backward, group=options.group, facts=load_throughput(options.target))
+    if options.plot is not None:
+        draw_pareto(report, options.plot)
+    return report_json(report), report_latex(report) if options.latex else report_text(report)
+
+
 def show(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None] = lambda _: None) -> str:
     """The text form of one stage; of the stages before it no more is done than needed."""
     if options.stage == "spec":
         return show_spec(spec)
     say(f"deriving {spec.name}")
-    derivation = derive(spec)
+    derivation = derive_cached(spec)
     if options.stage == "algebra":
         return show_derivation(derivation)
     if options.stage == "portable":

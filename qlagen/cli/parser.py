@@ -63,7 +63,19 @@ def _explain(commands: _Commands) -> None:
     text = "say which rewrites an operator's form came from, and what each saved"
     parser = _command(commands, "explain", "inspect", text)
     parser.add_argument("specs", nargs=1, type=Path, metavar="SPEC", help="spec file")
+    parser.add_argument("--backward", action="store_true", help="the backward pass as well")
+    parser.add_argument("--group", type=_count, default=1, metavar="R", help="value heads per key head; default: 1")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="plot the Pareto sets into this file")
+    parser.add_argument("--latex", action="store_true", help="print the chosen forms as LaTeX instead")
+    _target(parser)
     _json(parser)
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: it must be 1 or more")
+    return number
 
 
 def _show(commands: _Commands) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from qlagen.algebra.cache import derive_cached
 from qlagen.algebra.derivation import Derivation
-from qlagen.algebra.derive import derive
 from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.portable import emit_portable
 from qlagen.package.kernel_files import KernelFile, read_kernel_file
@@ -43,7 +43,7 @@ def compile_operator(
 ) -> CompiledOperator:
     """Runs the stages; `progress` is told what comes next. Raises QlagenError with the code of the refusing stage."""
     progress(f"{spec.name}: derive")
-    derivation = derive(spec)
+    derivation = derive_cached(spec)
     progress(f"{spec.name}: plan and schedule")
     plan = build_plan(derivation)
     scheduled = schedule_plan(plan, target, schedules)
