@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "errors.md"
 
 STAGES = {
     "spec": "Specs: files, expressions and proofs",
+    "algebra": "Algebra",
     "program": "Program",
     "schedule": "Schedule files and schedules",
     "emit": "Emit",

@@ -29,6 +29,7 @@ FOLDER = "derived"
 PRESENTATION = (
     "__init__.py",
     "cache.py",
+    "codes.py",
     "context_parallel.py",
     "explain.py",
     "explore.py",

@@ -16,9 +16,11 @@ from qlagen.algebra.derivation import Form
 from qlagen.algebra.ir import Node, depends_on, kind
 from qlagen.algebra.ledger import canonical, computed
 from qlagen.algebra.plan import Kernel
+from qlagen.algebra.text import show
 
 MOST_HOISTED = 5
 """Candidates for hoisting that are combined; a form with more keeps the most expensive ones."""
+LONGEST_TITLE = 40
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,35 @@ def forward_plans(form: Form, model: CostModel) -> Iterator[Plan]:
     candidates = hoistable(form, model)
     for count in range(len(candidates) + 1):
         for hoisted in combinations(candidates, count):
-            ahead = (_kernel(hoisted, hoisted, names, "prepared"),) if hoisted else ()
+            ahead = (
+                (
+                    _kernel(
+                        hoisted,
+                        hoisted,
+                        names,
+                    ),
+                )
+                if hoisted
+                else ()
+            )
             both = (form.output, form.state)
-            yield Plan((*ahead, _kernel((form.output,), both, names, "O")), form.state)
+            yield Plan((*ahead, _kernel((form.output,), both, names)), form.state)
             for shared in _shared(form, model):
-                walk = _kernel(shared, (*shared, form.state), names, "V", stores_state=_reads_state(form, shared))
-                read_out = _kernel((form.output,), (form.output,), names, "O")
+                walk = _kernel(shared, (*shared, form.state), names, stores_state=_reads_state(form, shared))
+                read_out = _kernel((form.output,), (form.output,), names)
                 yield Plan((*ahead, walk, read_out), form.state)
 
 
 def hoistable(form: Form, model: CostModel) -> tuple[Node, ...]:
-    """State-free matrices that the walk uses, and inverses, if they take matrix products; at most `MOST_HOISTED`."""
+    """State-free matrices that the walk uses, and inverses, if they take matrix products; at most `MOST_HOISTED`, in
+    the order of the stages."""
     nodes = computed((form.output, form.state))
     free = [n for n in nodes if model.state not in depends_on(n) and kind(n) == "matrix"]
     used = {canonical(a) for n in nodes if model.state in depends_on(n) for a in n.args}
     found = [n for n in free if n.op == "inverse" or (canonical(n) in used and _work_below(n, model))]
     ranked = sorted(found, key=lambda n: -_work_below(n, model))[:MOST_HOISTED]
-    return tuple(n for n in found if n in ranked)
+    place = {canonical(node): number for number, (_, node) in enumerate(form.stages)}
+    return tuple(sorted(ranked, key=lambda n: place.get(canonical(n), -1)))
 
 
 def _work_below(node: Node, model: CostModel) -> float:
@@ -86,8 +100,13 @@ def _kernel(
     outputs: tuple[Node, ...],
     computes: tuple[Node, ...],
     names: dict[Node, str],
-    otherwise: str,
     stores_state: bool = False,
 ) -> Kernel:
-    titles = tuple(dict.fromkeys(names.get(canonical(n), otherwise) for n in computes))
+    titles = tuple(dict.fromkeys(names.get(canonical(n)) or _title(n, names) for n in computes))
     return Kernel(titles, outputs, computes, stores_state)
+
+
+def _title(node: Node, names: dict[Node, str]) -> str:
+    """A short name for an expression that is no stage."""
+    text = show(node, names)
+    return f"({text})" if len(text) <= LONGEST_TITLE else "prepared"

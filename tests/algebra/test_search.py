@@ -14,6 +14,7 @@ from qlagen.algebra.derivation import Form
 from qlagen.algebra.facts import Facts
 from qlagen.algebra.ledger import Bill, Ledger, Rewriter, canonical, computed
 from qlagen.algebra.pareto import dominates, pareto_set
+from qlagen.algebra.prove import prove
 from qlagen.algebra.search import Bounds, Program, Search
 from qlagen.algebra.walk import substitute
 
@@ -110,8 +111,6 @@ class TestSearch:
         assert [p.tie for p in first.path()] == [p.tie for p in second.path()]
 
     def test_every_program_on_the_path_is_a_form(self) -> None:
-        from qlagen.algebra.prove import prove
-
         search, roots = self.start()
         for program in search.run(roots).path():
             output, state = program.roots

@@ -152,6 +152,26 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(json.loads(capsys.readouterr().out), dict)
 
 
+def test_explain_both_directions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "pareto.png"
+    assert main(["explain", str(SPEC), "--backward", "--group", "4", "--json", "--plot", str(plot)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["group"] == 4
+    assert report["backward"]["madds"] <= report["backward"]["textbook_madds"]
+    assert plot.stat().st_size > 0
+    assert main(["explain", str(SPEC), "--latex"]) == 0
+    assert capsys.readouterr().out.startswith("\\begin{aligned}")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "four"])
+def test_a_group_is_a_count(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", str(SPEC), "--group", count])
+    assert caught.value.code == 2
+    assert "it must be 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("stage", "text"),
     [
