@@ -2,8 +2,9 @@
 
 Normal form: transposes sit at leaves; `multiply` is an n-ary broadcasting Hadamard product (an outer product of two
 vectors too); `add` is n-ary with integer coefficients; `matmul` is binary and has an inner dimension. There is no free
-exponential: the decay atoms of a cumulative log gate ``G`` (`from_start`, `to_end`, `total`, `decay`) all have
-exponents <= 0, so an unsafe exponent cannot be written.
+exponential: the decay atoms of a cumulative log gate ``G`` (`from_start`, `to_end`, `total`, `decay`, `gdot`) all have
+exponents <= 0, so an unsafe exponent cannot be written. A gate has one value per row, or one per row and channel; it is
+an input, its rows for each step of a token (`each`), or one of these before each row's own decay (`before`).
 
 The constructors put expressions into normal form; only they make nodes. A misuse raises ValueError: spec text is
 typed before it gets here, and rewrite rules keep types.
@@ -30,10 +31,14 @@ Op = Literal[
     "row_sum",  # sum over columns: [R, X] -> [R, 1]
     "column_sum",
     "inverse",  # (I + L)^-1 of a strictly lower L
+    "before",  # the gate G_(i-1) in row i, 0 in the first; only an operand of from_start, decay and gdot
     "from_start",  # exp(G)
     "to_end",  # exp(G_last - G)
     "total",  # exp(G_last), [1, 1] for a scalar gate
-    "decay",  # [i >= j] exp(G_i - G_j)
+    "decay",  # [i >= j] exp(G_i - G_j); of before(G): [i > j] exp(G_(i-1) - G_j)
+    "gdot",  # x, y, gate: [i >= j] sum_c x_ic y_jc exp(G_ic - G_jc); of before(G) as decay
+    "each",  # rows per token to rows per step of a token: each row several times; of a gate too
+    "last",  # rows per step to rows per token: that of the token's last step
 ]
 Kind = Literal["scalar", "column", "row", "matrix"]
 Term = tuple[int, "Node"]
@@ -104,26 +109,75 @@ def zero(shape: Shape) -> Node:
     return _node("add", (), shape)
 
 
+def before(gate: Node) -> Node:
+    """The gate before each row's own decay: what the state has when a token reads it before it decays."""
+    return _node("before", (_running(gate, "before"),), gate.shape)
+
+
+def _running(gate: Node, use: str) -> Node:
+    if gate.op == "before":
+        raise ValueError(f"{use} of {gate!r}: it takes the gate itself")
+    return gate
+
+
 def from_start(gate: Node) -> Node:
-    """exp(G): the decay from the chunk's start up to and including each token."""
+    """exp(G): the decay from the chunk's start up to and including each token; of before(G) without the token's own."""
     return _node("from_start", (gate,), gate.shape)
 
 
 def to_end(gate: Node) -> Node:
     """exp(G_last - G): the decay from after each token to the chunk's end."""
-    return _node("to_end", (gate,), gate.shape)
+    return _node("to_end", (_running(gate, "to_end"),), gate.shape)
 
 
 def total(gate: Node) -> Node:
     """exp(G_last): the decay over the whole chunk."""
-    return _node("total", (gate,), ("1", gate.shape[1]))
+    if gate.op == "each":
+        return total(gate.args[0])
+    return _node("total", (_running(gate, "total"),), ("1", gate.shape[1]))
 
 
 def decay(gate: Node) -> Node:
-    """[i >= j] exp(G_i - G_j) of a gate with one value per token."""
+    """[i >= j] exp(G_i - G_j) of a gate with one value per row; of before(G) it is [i > j] exp(G_(i-1) - G_j)."""
     if gate.shape[1] != "1":
-        raise ValueError(f"decay of a {gate.shape} gate: it has one value per token")
+        raise ValueError(f"decay of a {gate.shape} gate: it has one value per row")
     return _node("decay", (gate,), (gate.shape[0], gate.shape[0]))
+
+
+def gdot(left: Node, right: Node, gate: Node) -> Node:
+    """[i >= j] sum_c x_ic y_jc exp(G_ic - G_jc): a product of rows under a gate with a value for each channel.
+
+    Of before(G) it is [i > j] sum_c x_ic y_jc exp(G_(i-1)c - G_jc).
+    """
+    if not left.shape == right.shape == gate.shape or gate.shape[1] == "1":
+        raise ValueError(f"gdot of {left.shape}, {right.shape} and a {gate.shape} gate: they need a value per channel")
+    shape = (gate.shape[0], gate.shape[0])
+    (c, x), (d, y) = split_coefficient(left), split_coefficient(right)
+    if any(z.op == "add" and not z.args for z in (x, y)):
+        return zero(shape)
+    return linear(((c * d, _node("gdot", (x, y, gate), shape)),))
+
+
+def each(node: Node, rows: str) -> Node:
+    """Every row for each step of its token, [C, n] -> [rows, n]; of a gate too."""
+    shape = (rows, node.shape[1])
+    if node.op == "ones":
+        return ones(shape)
+    c, rest = split_coefficient(node)
+    if rest.op == "add" and not rest.args:
+        return zero(shape)
+    return linear(((c, _node("each", (_running(rest, "each"),), shape)),))
+
+
+def last(node: Node) -> Node:
+    """The row of each token's last step, [CN, n] -> [C, n]."""
+    c, rest = split_coefficient(node)
+    shape = ("C", node.shape[1])
+    if rest.op == "ones":
+        return linear(((c, ones(shape)),))
+    if rest.op == "add" and not rest.args:
+        return zero(shape)
+    return linear(((c, rest.args[0] if rest.op == "each" else _node("last", (rest,), shape)),))
 
 
 # Structure
@@ -132,7 +186,7 @@ def decay(gate: Node) -> Node:
 @cache
 def is_lower(node: Node) -> bool:
     """Zero where i < j, whatever the inputs."""
-    if node.op in ("mask", "decay", "inverse"):
+    if node.op in ("mask", "decay", "gdot", "inverse"):
         return True
     if node.op == "multiply":
         return any(is_lower(a) for a in node.args)
@@ -144,6 +198,8 @@ def is_strictly_lower(node: Node) -> bool:
     """Zero where i <= j, whatever the inputs."""
     if node.op == "mask":
         return node.value == "strict"
+    if node.op in ("decay", "gdot"):
+        return node.args[-1].op == "before"
     if node.op == "multiply":
         return any(is_strictly_lower(a) for a in node.args)
     if node.op == "matmul":
