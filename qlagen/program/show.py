@@ -11,6 +11,7 @@ from qlagen.program.ir import (
     ElementExpr,
     Elementwise,
     Gate,
+    GatedDot,
     Gemm,
     Inverse,
     Load,
@@ -19,6 +20,7 @@ from qlagen.program.ir import (
     Plan,
     Program,
     Ref,
+    Rows,
     Scan,
     Tensor,
 )
@@ -67,6 +69,10 @@ def _right_side(operation: Operation) -> str:
             return f"scan({operation.source})"
         case Gate():
             return f"{operation.kind}({operation.source or ''})"
+        case GatedDot():
+            return f"gdot({operation.left}, {operation.right}, {operation.gate})"
+        case Rows():
+            return f"{operation.kind}({operation.source})"
         case Inverse():
             return f"inv_unit_lower({operation.source})"
         case Gemm():
