@@ -4,10 +4,11 @@ Every distinct expression is billed once, with its transpose, as if one kernel c
 traffic depends on how the form is cut into kernels (`qlagen.algebra.plan`).
 
 Conventions. Matrix products run on tensor cores and are billed in multiply-adds at full size, whatever their structure.
-The inverse counts as C^3 / 4 of them (block substitution, then merges). A product under a gate per channel (`gdot`) is
-billed as a full one, and its gates beside it: two exps for each entry of an operand's shape. Elementwise operations: one per element and
-broadcast factor, one per conversion of a computed matrix product operand to the data type; a product that is a plain
-term of a sum accumulates for free; a run-time scalar argument is free, because it folds into any neighbouring factor.
+The inverse counts as C^3 / 4 of them (block substitution, then merges). A product under a gate per channel (`gdot`)
+is billed as a full one, and its gates beside it: two exps for each entry of an operand's shape. Elementwise
+operations: one per element and broadcast factor, one per conversion of a computed matrix product operand to the data
+type; a product that is a plain term of a sum accumulates for free; a run-time scalar argument is free, because it
+folds into any neighbouring factor.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each field also says what represents a cumulative log gate ``G``: floats hold G itself; the prime field holds
 ``exp(G)``, the running product of the decays ``a = exp(g)``, taken as free unknowns. In those unknowns every decay
-atom is a polynomial, which is what makes an exact evaluation possible. Gates are [C, n], with one column or one for each
-channel; `before` and `each` give gates in the same representation. An `exclusive` gate is one that `before` gave: row i
-of it is the gate that a row of the columns' side has at i - 1.
+atom is a polynomial, which is what makes an exact evaluation possible. Gates are [C, n], with one column or one for
+each channel; `before` and `each` give gates in the same representation. An `exclusive` gate is one that `before` gave:
+row i of it is what the gate itself has in row i - 1.
 """
 
 from __future__ import annotations

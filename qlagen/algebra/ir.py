@@ -160,23 +160,15 @@ def gdot(left: Node, right: Node, gate: Node) -> Node:
 
 def each(node: Node, rows: str) -> Node:
     """Every row for each step of its token, [C, n] -> [rows, n]; of a gate too."""
-    shape = (rows, node.shape[1])
-    if node.op == "ones":
-        return ones(shape)
     c, rest = split_coefficient(node)
-    if rest.op == "add" and not rest.args:
-        return zero(shape)
-    return linear(((c, _node("each", (_running(rest, "each"),), shape)),))
+    shape = (rows, node.shape[1])
+    return linear(((c, ones(shape) if rest.op == "ones" else _node("each", (_running(rest, "each"),), shape)),))
 
 
 def last(node: Node) -> Node:
     """The row of each token's last step, [CN, n] -> [C, n]."""
     c, rest = split_coefficient(node)
     shape = ("C", node.shape[1])
-    if rest.op == "ones":
-        return linear(((c, ones(shape)),))
-    if rest.op == "add" and not rest.args:
-        return zero(shape)
     return linear(((c, rest.args[0] if rest.op == "each" else _node("last", (rest,), shape)),))
 
 

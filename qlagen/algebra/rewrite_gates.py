@@ -61,8 +61,9 @@ def absorb_from_start(node: Node) -> Iterator[Node]:
     if node.op == "multiply" and is_lower(node):
         for factor in unique(node.args):
             others = without(node.args, factor)
-            gate = factor.args[0] if factor.op == "from_start" else None
-            if gate is not None and gate.op != "before" and kind(factor) == "column" and _keeps_lower(others):
+            scales = factor.op == "from_start" and factor.args[0].op != "before" and kind(factor) == "column"
+            if scales and _keeps_lower(others):
+                gate = factor.args[0]
                 yield multiply(*others, transpose(from_start(gate)), decay(gate))
 
 

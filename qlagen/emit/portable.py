@@ -279,8 +279,8 @@ def _body(spec: OpSpec, sections: Sequence[Section]) -> list[str]:
     for item in (item for item in spec.inputs if item.heads != "none"):
         name = _identifier(item.name)
         method = "gather_log_gate" if item.role == "log_gate" else "gather"
-        arguments = f"{name}, per_step=True" if item.per_step else name
-        lines.append(f"{name} = chunks.{method}({arguments})")
+        per_step = ", per_step=True" if item.per_step else ""
+        lines.append(f"{name} = chunks.{method}({name}{per_step})")
     *ahead, step = sections
     for section in ahead:
         results = ", ".join(_names(section.stores))

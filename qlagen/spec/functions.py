@@ -20,7 +20,9 @@ from typing import Literal
 Structure = Literal["full", "lower", "strict"]
 """What is known to be zero: nothing, above the diagonal, or the diagonal too."""
 
-Takes = Literal["square", "strict", "gate", "running_gate", "scalar_gate", "channel_gate", "channels", "tokens", "steps"]
+Takes = Literal[
+    "square", "strict", "gate", "running_gate", "scalar_gate", "channel_gate", "channels", "tokens", "steps"
+]
 """``square``: [r, r], where r is C or the rows per step. ``strict``: the same, and strictly lower.
 ``running_gate``: a cumulative log gate [r, n]. ``gate``: that, or before(...) of one. ``scalar_gate``: such a gate with
 one number a row, [r, 1]. ``channel_gate``: such a gate with a number for each channel, [r, n].
@@ -58,7 +60,12 @@ _TABLE = (
         "the sum over channels c of X_ic Y_jc exp(G_ic - G_jc) where i >= j, else 0",
     ),
     Function(
-        "from_start", ("G",), ("gate",), ("rows", "columns"), "full", "exp(G_i): decay from the chunk's start to token i"
+        "from_start",
+        ("G",),
+        ("gate",),
+        ("rows", "columns"),
+        "full",
+        "exp(G_i): decay from the chunk's start to token i",
     ),
     Function(
         "to_end",

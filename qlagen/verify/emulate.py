@@ -175,7 +175,8 @@ def evaluate(
         elif node.op == "inverse":
             done[node] = rounding.inverse(done[node.args[0]])
         elif node.op == "gdot":
-            done[node] = _gated_dot(rounding, *(done[a] for a in node.args), node.args[2].op == "before")
+            left, right, gate = (done[argument] for argument in node.args)
+            done[node] = _gated_dot(rounding, left, right, gate, node.args[2].op == "before")
         else:
             done[node] = _apply(node, [done[argument] for argument in node.args], sizes)
     return tuple(done[root] for root in roots)
@@ -246,8 +247,8 @@ def _between(gate: Array, exclusive: bool) -> Array:
 
 
 def _gated_dot(rounding: Rounding, left: Array, right: Array, gate: Array, exclusive: bool) -> Array:
-    """[i >= j] sum_c x_ic y_jc exp(G_ic - G_jc), as a kernel makes it: blocks below the diagonal are products of rounded
-    operands, whose gates refer to the seam above the rows; those on the diagonal are summed in fp32."""
+    """[i >= j] sum_c x_ic y_jc exp(G_ic - G_jc), as a kernel makes it: blocks below the diagonal are products of
+    rounded operands, whose gates refer to the seam above the rows; those on the diagonal are summed in fp32."""
     rows, own = gate.shape[-2], _own(gate, exclusive)
     result = np.zeros((*gate.shape[:-2], rows, rows))
     for first in range(0, rows, _BLOCK):

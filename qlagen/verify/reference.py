@@ -86,9 +86,9 @@ def run(
     """The output and the final state of every sequence, in float64.
 
     `arrays` maps argument names to values: [B, T, Hk, size] or [B, T, Hv, size] for vectors, [B, T, H] for numbers,
-    with an axis after H for what is given for each step, plain numbers for arguments without heads. Value head h reads key head ``h // (Hv // Hk)``. Without `cu_seqlens`
-    the B rows are independent sequences; with it ([N + 1] offsets) B is 1. `initial_state` is [N, Hv, K, V] or None
-    for zero. A log gate of minus infinity forgets the state.
+    with an axis after H for what is given for each step, plain numbers for arguments without heads. Value head h reads
+    key head ``h // (Hv // Hk)``. Without `cu_seqlens` the B rows are independent sequences; with it ([N + 1] offsets)
+    B is 1. `initial_state` is [N, Hv, K, V] or None for zero. A log gate of minus infinity forgets the state.
 
     Returns o [B, T, Hv, V], zero in rows that belong to no sequence, and final_state [N, Hv, K, V].
     Raises ValueError for text that does not parse and for shapes that do not fit.

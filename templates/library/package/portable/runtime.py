@@ -197,7 +197,7 @@ BLOCK = 8
 
 
 def _own(gate: Tensor) -> Tensor:
-    """G of B [..., C, K]: one row up. The last row is not known and stands in for itself: only the diagonal reads it."""
+    """G of B [..., C, K]: one row up. The last row is not known; what stands for it is read on the diagonal only."""
     return torch.cat([gate[..., 1:, :], gate[..., -1:, :]], -2)
 
 
