@@ -68,9 +68,11 @@ def _right_side(operation: Operation) -> str:
         case Scan():
             return f"scan({operation.source})"
         case Gate():
-            return f"{operation.kind}({operation.source or ''})"
+            before = "_before" if operation.exclusive and operation.kind == "decay" else ""
+            return f"{operation.kind}{before}({operation.source or ''})"
         case GatedDot():
-            return f"gdot({operation.left}, {operation.right}, {operation.gate})"
+            before = "_before" if operation.exclusive else ""
+            return f"gdot{before}({operation.left}, {operation.right}, {operation.gate})"
         case Rows():
             return f"{operation.kind}({operation.source})"
         case Inverse():

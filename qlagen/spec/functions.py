@@ -80,7 +80,7 @@ _TABLE = (
         "before", ("G",), ("running_gate",), ("rows", "columns"), "full", "the gate before each token's decay: G_(i-1)"
     ),
     Function("each", ("X",), ("tokens",), ("steps", "columns"), "full", "every row of X for each step of its token"),
-    Function("last", ("X",), ("steps",), ("tokens", "columns"), "full", "of X the row of each token's last step"),
+    Function("last", ("X",), ("steps",), ("tokens", "columns"), "full", "the rows of X at each token's last step"),
 )
 
 FUNCTIONS: dict[str, Function] = {function.name: function for function in _TABLE}

@@ -80,6 +80,10 @@ def parse_spec(text: str, file: str) -> OpSpec:
     steps = _steps(top, spec, names)
     tables = top.table("inputs")
     inputs = tuple(read_input(tables.table(name), names, heads, steps) for name in tables.values)
+    if steps and not any(entry.per_step for entry in inputs):
+        message = f"no input has a value for each of the {steps} steps of a token"
+        hints = [f'give one of [inputs] a shape such as ["{steps}", "K"]']
+        raise QlagenError("E-UNUSED", message, span=spec.value_span("steps"), hints=hints)
     recurrence, step = _read_recurrence(top, inputs, state, steps)
     stages = read_lines(top.table("stages"), chunk_scope(inputs, state, document, steps))
     outputs = check_outputs(top.table("outputs"), stages)

@@ -38,7 +38,7 @@ RAGGED = Case("ragged", (70, 0, 3, 130), packed=True, padding=5)
 PROBLEM = make_problem(SPEC, FORM, RAGGED)
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "delta_rule", "simple_gla"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "delta_rule", "simple_gla", *FAMILY])
 def test_the_oracle_passes_every_case(name: str) -> None:
     spec = load(name)
     cases = cases_for(spec, PORTABLE)
