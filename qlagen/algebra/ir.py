@@ -166,7 +166,7 @@ def each(node: Node, rows: str) -> Node:
 
 
 def last(node: Node) -> Node:
-    """The row of each token's last step, [CN, n] -> [C, n]."""
+    """The row of each token's last step, [CM, n] -> [C, n]."""
     c, rest = split_coefficient(node)
     shape = ("C", node.shape[1])
     return linear(((c, rest.args[0] if rest.op == "each" else _node("last", (rest,), shape)),))

@@ -2,8 +2,8 @@
 
 A program describes what is done for one chunk of `C` tokens of one value head. With a `Carry` the chunks of a
 sequence are walked in order; without one they are independent. Values have one or two dimensions out of the
-symbols ``C`` (tokens), ``K`` and ``V``, or none (numbers). Of an operator with several steps per token, N of them, what
-is given for each step has ``CN`` rows.
+symbols ``C`` (tokens), ``K`` and ``V``, or none (numbers). Of an operator with several steps per token, M of them, what
+is given for each step has ``CM`` rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Dims = tuple[str, ...]
 class Tensor:
     """A tensor in global memory.
 
-    `layout` ``token``: [tokens, heads, *dims[1:]]; dims[0] is C, or CN: then there is an axis for the steps after the
+    `layout` ``token``: [tokens, heads, *dims[1:]]; dims[0] is C, or CM: then there is an axis for the steps after the
     heads. ``chunk``: [chunks, heads, *dims], padded to whole
     chunks (values that one generated kernel hands to another). ``state``: [sequences, heads, *dims].
     """

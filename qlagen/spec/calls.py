@@ -22,7 +22,7 @@ def find_function(name: str, span: Span, scope: Scope) -> Function:
         raise QlagenError("E-FUNC", f"unknown function {name!r}", span=span, notes=notes, hints=hints)
     if name in OF_STEPS and not scope.step_rows:
         message = f"{name} is for the stages of an operator with several steps per token"
-        hint = 'such an operator has steps = "N" in [spec], N in [dims] and a table [step]'
+        hint = 'such an operator has steps = "M" in [spec], M in [dims] and a table [step]'
         raise QlagenError("E-FUNC", message, span=span, notes=[_usage(FUNCTIONS[name])], hints=[hint])
     return FUNCTIONS[name]
 

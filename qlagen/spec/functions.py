@@ -8,8 +8,8 @@ The gate functions are the only way to use a log gate. All their exponents are <
 exponential does not exist in the language. ``decay`` and ``gdot`` take G or before(G) for the rows i; the columns j
 always have G itself, and with before(G) the diagonal is left out, because its exponent would be positive.
 
-An operator with several steps per token (``[spec].steps``, say N of them) has N rows a token in what it gives for each
-step: CN rows a chunk, token after token. ``each`` and ``last`` go from rows per token to rows per step and back.
+An operator with several steps per token (``[spec].steps``, say M of them) has M rows a token in what it gives for each
+step: CM rows a chunk, token after token. ``each`` and ``last`` go from rows per token to rows per step and back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Takes = Literal[
 ``running_gate``: a cumulative log gate [r, n]. ``gate``: that, or before(...) of one. ``scalar_gate``: such a gate with
 one number a row, [r, 1]. ``channel_gate``: such a gate with a number for each channel, [r, n].
 ``channels``: a matrix of the shape of the call's channel gate. ``tokens``: anything with a row per token, [C, n], a
-cumulative log gate too. ``steps``: anything but a log gate with a row per step, [CN, n]."""
+cumulative log gate too. ``steps``: anything but a log gate with a row per step, [CM, n]."""
 
 GATES: tuple[Takes, ...] = ("gate", "running_gate", "scalar_gate", "channel_gate")
 

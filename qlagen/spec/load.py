@@ -145,7 +145,7 @@ def _steps(top: Table, spec: Table, dims: tuple[str, ...]) -> str:
         if STEP_TABLE in top.values:
             message = f"the table [{STEP_TABLE}] is for an operator with several steps per token"
             span = top.document.key_span((STEP_TABLE,))
-            raise QlagenError("E-TABLE", message, span=span, hints=['add steps = "N" to [spec] and N to [dims]'])
+            raise QlagenError("E-TABLE", message, span=span, hints=['add steps = "M" to [spec] and M to [dims]'])
         return ""
     steps = spec.string("steps")
     if steps not in dims or steps in ("K", "V"):

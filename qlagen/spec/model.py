@@ -9,8 +9,8 @@ from typing import Literal
 from qlagen.errors import Span
 
 Shape = tuple[str, str]
-"""Rows and columns of a matrix expression; each a dimension symbol (``C``, ``K``, ``V``) or ``"1"``. With N steps per
-token ``CN`` is the number of steps in a chunk."""
+"""Rows and columns of a matrix expression; each a dimension symbol (``C``, ``K``, ``V``) or ``"1"``. With M steps per
+token ``CM`` is the number of steps in a chunk."""
 
 
 @dataclass(frozen=True)

@@ -207,8 +207,8 @@ def test_no_exponent_is_positive(name: str, strength: float) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_number_of_steps_is_a_dimension(steps: int) -> None:
-    op = small("gated_delta_product", ("N = 2", f"N = {steps}"))
-    assert op.sizes(4)["CN"] == 4 * steps
+    op = small("gated_delta_product", ("M = 2", f"M = {steps}"))
+    assert op.sizes(4)["CM"] == 4 * steps
     arrays, state = oracle_inputs(op, 21, 0.4, seed=steps)
     wanted, final = run(recurrence_of(op), arrays, initial_state=state)
     output, carried = chunked(op, build_form(op), arrays, state, 8, False)
@@ -224,7 +224,7 @@ K = ir.input_node("K", ("C", "K"))
 G = ir.input_node("G", ("C", "K"))
 g = ir.input_node("g", ("C", "1"))
 V = ir.input_node("V", ("C", "V"))
-SIZES = {"C": 5, "CN": 10, "K": 3, "V": 4, "1": 1}
+SIZES = {"C": 5, "CM": 10, "K": 3, "V": 4, "1": 1}
 
 
 def values(field: str = "float") -> dict[str, Array]:
@@ -274,26 +274,26 @@ class TestAtoms:
             assert np.array_equal(have, want)
 
     def test_rows_of_steps_and_back(self) -> None:
-        rows = ir.each(V, "CN")
+        rows = ir.each(V, "CM")
         assert np.array_equal(value(rows), np.repeat(values()["V"], 2, axis=0))
         assert ir.last(rows) is V
         many = ir.matmul(rows, ir.transpose(rows))
         assert np.array_equal(value(ir.last(many)), value(many)[1::2])
-        assert np.array_equal(value(ir.decay(ir.each(g, "CN")))[::2, ::2], value(ir.decay(g)))
+        assert np.array_equal(value(ir.decay(ir.each(g, "CM")))[::2, ::2], value(ir.decay(g)))
 
     def test_a_step_decays_at_the_tokens_first_step(self) -> None:
         """before(each(g)): only the first step of a token stands before its decay."""
-        gate = value(ir.from_start(ir.before(ir.each(g, "CN"))))[:, 0]
+        gate = value(ir.from_start(ir.before(ir.each(g, "CM"))))[:, 0]
         decays = np.exp(values()["g"][:, 0])
         np.testing.assert_allclose(gate, np.stack([np.append(1.0, decays[:-1]), decays], axis=1).ravel(), rtol=1e-13)
-        assert ir.total(ir.each(g, "CN")) is ir.total(g)
+        assert ir.total(ir.each(g, "CM")) is ir.total(g)
 
     def test_integers_leave_them(self) -> None:
         twice = ir.linear(((2, Q),))
         assert ir.gdot(twice, ir.negate(K), G) is ir.linear(((-2, ir.gdot(Q, K, G)),))
         assert ir.gdot(ir.subtract(Q, Q), K, G) is ir.zero(("C", "C"))
-        assert ir.each(twice, "CN") is ir.linear(((2, ir.each(Q, "CN")),))
-        assert ir.last(ir.negate(ir.each(Q, "CN"))) is ir.negate(Q)
+        assert ir.each(twice, "CM") is ir.linear(((2, ir.each(Q, "CM")),))
+        assert ir.last(ir.negate(ir.each(Q, "CM"))) is ir.negate(Q)
 
     def test_rounded_operands(self) -> None:
         env = {name: round_bfloat16(array) for name, array in values().items() if name != "G"} | {"G": values()["G"]}
@@ -312,7 +312,7 @@ class TestAtoms:
             lambda: ir.to_end(ir.before(G)),
             lambda: ir.total(ir.before(G)),
             lambda: ir.before(ir.before(G)),
-            lambda: ir.each(ir.before(G), "CN"),
+            lambda: ir.each(ir.before(G), "CM"),
         ],
     )
     def test_misuse(self, wrong: object) -> None:

@@ -164,7 +164,7 @@ def test_channels_that_forget_at_different_speed(name: str, modules: dict[str, M
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_number_of_steps_is_read_off_the_inputs(steps: int, modules: dict[str, ModuleType]) -> None:
     """The module was made from a spec with two steps per token."""
-    call = make_call(small_spec("gated_delta_product", ("N = 2", f"N = {steps}")), (70, 3, 0, 65), packed=True)
+    call = make_call(small_spec("gated_delta_product", ("M = 2", f"M = {steps}")), (70, 3, 0, 65), packed=True)
     check(call, modules["gated_delta_product"])
 
 

@@ -205,7 +205,7 @@ def test_what_kernels_cannot_do(changes: dict[str, str], stage: str, part: str) 
         ("gdn2", "the log gate g has a value for each K channel"),
         ("rwkv7", "the log gate w has a value for each K channel"),
         ("comba", "stage A reads a gate before the token's own decay"),
-        ("gated_delta_product", "a token has N steps"),
+        ("gated_delta_product", "a token has M steps"),
     ],
 )
 def test_what_only_the_portable_implementation_can_do(name: str, reason: str) -> None:

@@ -20,14 +20,14 @@ SYMBOLS = {
     "V'": Symbol(("C", "V")),
     "G": Symbol(("C", "1"), log_gate=True),
     "H": Symbol(("C", "K"), log_gate=True),
-    "B": Symbol(("CN", "K")),
+    "B": Symbol(("CM", "K")),
     "beta": Symbol(("C", "1")),
     "scale": Symbol(("1", "1")),
     "M": Symbol(("C", "C")),
     "L": Symbol(("C", "C"), "strict"),
     "D": Symbol(("C", "C"), "lower"),
 }
-SCOPE = Scope("[stages]", SYMBOLS, line="X", step_rows="CN")
+SCOPE = Scope("[stages]", SYMBOLS, line="X", step_rows="CM")
 
 
 def parse(text: str) -> Typed:
@@ -70,9 +70,9 @@ def code(text: str) -> str:
         ("from_start(H) * Q @ S", "((from_start(H) * Q) @ S)", ("C", "V")),
         ("total(H)^T * S", "((total(H)^T) * S)", ("K", "V")),
         ("gdot(Q, K, before(H)) @ V", "(gdot(Q, K, before(H)) @ V)", ("C", "V")),
-        ("each(Q) @ B^T", "(each(Q) @ (B^T))", ("CN", "CN")),
+        ("each(Q) @ B^T", "(each(Q) @ (B^T))", ("CM", "CM")),
         ("last(each(Q) @ B^T) @ B", "(last(each(Q) @ (B^T)) @ B)", ("C", "K")),
-        ("tril(B @ B^T)", "tril(B @ (B^T))", ("CN", "CN")),
+        ("tril(B @ B^T)", "tril(B @ (B^T))", ("CM", "CM")),
         ("total(each(H)) * Q", "(total(each(H)) * Q)", ("C", "K")),
     ],
 )
