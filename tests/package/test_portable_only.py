@@ -1,4 +1,4 @@
-"""Operators that kernels cannot run yet: the library has their portable implementation, and says why there is no more."""
+"""Operators that kernels cannot run yet: the library has their portable implementation, and says why no more."""
 
 from __future__ import annotations
 
