@@ -4,9 +4,11 @@ Every distinct expression is billed once, with its transpose, as if one kernel c
 traffic depends on how the form is cut into kernels (`qlagen.algebra.plan`).
 
 Conventions. Matrix products run on tensor cores and are billed in multiply-adds at full size, whatever their structure.
-The inverse counts as C^3 / 4 of them (block substitution, then merges). Elementwise operations: one per element and
-broadcast factor, one per conversion of a computed matrix product operand to the data type; a product that is a plain
-term of a sum accumulates for free; a run-time scalar argument is free, because it folds into any neighbouring factor.
+The inverse counts as C^3 / 4 of them (block substitution, then merges). A product under a gate per channel (`gdot`)
+is billed as a full one, and its gates beside it: two exps for each entry of an operand's shape. Elementwise
+operations: one per element and broadcast factor, one per conversion of a computed matrix product operand to the data
+type; a product that is a plain term of a sum accumulates for free; a run-time scalar argument is free, because it
+folds into any neighbouring factor.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Work:
     multiply_adds: float = 0.0
     elementwise: float = 0.0
     exps: float = 0.0
+    rounded: float = 0.0
+    """Entries that it rounds to the data type itself."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,9 @@ class CostModel:
     @staticmethod
     def of(spec: OpSpec, chunk: int | None = None) -> CostModel:
         """The model of a spec at its own sizes; `chunk` defaults to the spec's first."""
-        sizes = {"1": 1, "C": chunk or spec.chunk[0], **dict(spec.dims)}
         entry = {"data": DATA_BYTES, "float32": FLOAT_BYTES}
         stored = {i.chunk_symbol: 0 if i.heads == "none" else entry[i.dtype] for i in spec.inputs}
-        return CostModel(sizes, stored, spec.state)
+        return CostModel(spec.sizes(chunk), stored, spec.state)
 
     def entries(self, shape: Shape) -> int:
         return self.sizes[shape[0]] * self.sizes[shape[1]]
@@ -65,7 +68,7 @@ class CostModel:
             exps=sum(w.exps for w in works),
             hbm_bytes=self.hbm_bytes(fused_plan(form, self.state) if plan is None else plan),
             chain_gemms=len(self.chain(form.state)),
-            rounded=sum(self._rounded(o) for o in operands),
+            rounded=sum(self._rounded(o) for o in operands) + sum(w.rounded for w in works),
         )
 
     def work(self, node: Node) -> Work:
@@ -77,13 +80,15 @@ class CostModel:
 
     def is_gemm(self, node: Node) -> bool:
         """A matrix product for tensor cores: a matrix-vector product is none."""
-        return node.op == "matmul" and kind(node) == "matrix"
+        return node.op in ("matmul", "gdot") and kind(node) == "matrix"
 
     def _node_work(self, node: Node) -> Work:
         entries = self.entries(node.shape)
         if node.op == "matmul":
             products = entries * self.entries((node.args[0].shape[1], "1"))
             return Work(multiply_adds=products) if self.is_gemm(node) else Work(elementwise=products)
+        if node.op == "gdot":
+            return self._gdot_work(node)
         if node.op == "multiply":
             return Work(elementwise=self._multiply_work(node))
         if node.op == "add":
@@ -98,6 +103,15 @@ class CostModel:
             substitution = chunk * SUBSTITUTION_BLOCK * (SUBSTITUTION_BLOCK - 1) // 2
             return Work(multiply_adds=chunk**3 / 4, elementwise=substitution)
         return Work()
+
+    def _gdot_work(self, node: Node) -> Work:
+        """Blocks below the diagonal are products of gated operands, whose gates refer to the seam between the blocks;
+        a block on the diagonal multiplies one decay after another onto its columns, so that no entry needs an exp of
+        its own."""
+        entries = self.entries(node.args[0].shape)
+        products = self.entries(node.shape) * self.entries((node.args[0].shape[1], "1"))
+        diagonal = entries * (SUBSTITUTION_BLOCK + 1)
+        return Work(products, elementwise=4 * entries + diagonal, exps=2 * entries, rounded=2 * entries)
 
     def _multiply_work(self, node: Node) -> float:
         """Vector factors meet first, in vector size; then each remaining factor is one pass over the result."""
@@ -114,7 +128,7 @@ class CostModel:
         """Distinct matrix product operands that are computed or held in float32, transposes counted once."""
         found: dict[Node, None] = {}
         for node in nodes:
-            if self.is_gemm(node):
+            if node.op == "matmul" and self.is_gemm(node):
                 for operand in node.args:
                     plain = operand.args[0] if operand.op == "transpose" else operand
                     if not self._is_data(plain) and plain not in found and transpose(plain) not in found:

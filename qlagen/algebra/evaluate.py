@@ -28,24 +28,36 @@ def evaluate(
     """
     roots = tuple(nodes)
     values: dict[Node, Array] = {}
-    evaluator = _Evaluator(env, chunk, field, {**_sizes(roots, env, chunk), **(sizes or {})})
-    for node in topological(roots):
+    nodes = topological(roots)
+    evaluator = _Evaluator(env, field, {**_sizes(nodes, env, chunk), **(sizes or {})}, _gates(nodes))
+    for node in nodes:
         value = evaluator.value(node, [values[a] for a in node.args])
         values[node] = round_stored(value) if round_stored is not None and node in stored else value
     return [values[root] for root in roots]
 
 
-def _sizes(roots: tuple[Node, ...], env: Mapping[str, Array], chunk: int) -> dict[str, int]:
+def _gates(nodes: Iterable[Node]) -> frozenset[Node]:
+    """Cumulative log gates: what gate functions take, and what their gates are made of."""
+    found: set[Node] = set()
+    for node in reversed(tuple(nodes)):
+        if node.op in ("from_start", "to_end", "total", "decay", "gdot", "before") or node in found:
+            found.update(node.args[-1:])
+    return frozenset(found)
+
+
+def _sizes(nodes: Iterable[Node], env: Mapping[str, Array], chunk: int) -> dict[str, int]:
     sizes = {"C": chunk, "1": 1}
-    for node in topological(roots):
+    for node in nodes:
         if node.op == "input":
             sizes.update(zip(node.shape, env[node.value].shape, strict=True))
     return sizes
 
 
 class _Evaluator:
-    def __init__(self, env: Mapping[str, Array], chunk: int, field: Field, sizes: Mapping[str, int]) -> None:
-        self.env, self.chunk, self.field, self.sizes = env, chunk, field, sizes
+    def __init__(
+        self, env: Mapping[str, Array], field: Field, sizes: Mapping[str, int], gates: frozenset[Node]
+    ) -> None:
+        self.env, self.field, self.sizes, self.gates = env, field, sizes, gates
 
     def value(self, node: Node, args: list[Array]) -> Array:
         field = self.field
@@ -64,8 +76,35 @@ class _Evaluator:
             return field.reduce(args[0].sum(axis=1 if node.op == "row_sum" else 0, keepdims=True))
         if node.op == "inverse":
             return self._inverse(args[0])
-        atoms = {"from_start": field.from_start, "to_end": field.to_end, "total": field.total, "decay": field.decay}
-        return atoms[node.op](args[0])
+        if node.op in ("each", "last"):
+            return self._steps(node, args[0])
+        return self._gate(node, args)
+
+    def _gate(self, node: Node, args: list[Array]) -> Array:
+        exclusive = node.args[-1].op == "before"
+        match node.op:
+            case "before":
+                return self.field.before(args[0])
+            case "from_start":
+                return self.field.from_start(args[0])
+            case "to_end":
+                return self.field.to_end(args[0])
+            case "total":
+                return self.field.total(args[0])
+            case "decay":
+                return self.field.decay(args[0], exclusive)
+            case "gdot":
+                return self.field.gdot(args[0], args[1], args[2], exclusive)
+            case _:
+                raise ValueError(f"no value of {node!r}")
+
+    def _steps(self, node: Node, value: Array) -> Array:
+        """Rows of tokens to rows of their steps, or back. A gate has a representation of its own."""
+        rows = (node if node.op == "each" else node.args[0]).shape[0]
+        steps = self.sizes[rows] // self.sizes["C"]
+        if node.op == "last":
+            return value[steps - 1 :: steps]
+        return self.field.each(value, steps) if node.args[0] in self.gates else np.repeat(value, steps, axis=0)
 
     def _fold(self, node: Node, args: list[Array]) -> Array:
         result = np.zeros([self.sizes[d] for d in node.shape], dtype=self.field.dtype)
@@ -80,7 +119,7 @@ class _Evaluator:
 
     def _inverse(self, strict: Array) -> Array:
         """Forward substitution: it divides by nothing, so it holds in any commutative ring."""
-        result = np.eye(self.chunk, dtype=self.field.dtype)
-        for i in range(1, self.chunk):
+        result = np.eye(len(strict), dtype=self.field.dtype)
+        for i in range(1, len(strict)):
             result[i : i + 1, :i] = self.field.reduce(-self.field.product(strict[i : i + 1, :i], result[:i, :i]))
         return result

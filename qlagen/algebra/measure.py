@@ -51,6 +51,9 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
         return CONSTANT
     if node.op in ("from_start", "to_end", "total", "decay"):
         return Measure(sizes["C"], 0.0)  # a product of at most C decays
+    if node.op == "gdot":  # the gate is no factor but at most C decays
+        x, y = args[:2]
+        return Measure(x.degree + y.degree + sizes["C"], x.bits + y.bits + log2(sizes[node.args[0].shape[1]]))
     if node.op == "matmul":
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1]]))
     if node.op == "add":

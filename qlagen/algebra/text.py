@@ -14,6 +14,10 @@ _CALLS = {
     "decay": "decay",
     "row_sum": "row_sum",
     "column_sum": "column_sum",
+    "before": "before",
+    "gdot": "gdot",
+    "each": "each",
+    "last": "last",
 }
 _ATOM, _PRODUCT, _SUM = 2, 1, 0
 
@@ -45,7 +49,7 @@ class _Writer:
             return self.product(node.args or (node,))
         if node.op == "add":
             return self.sum(terms_of(node))
-        return f"{_CALLS[node.op]}({self.text(node.args[0])[0]})", _ATOM
+        return f"{_CALLS[node.op]}({', '.join(self.text(a)[0] for a in node.args)})", _ATOM
 
     def operand(self, node: Node, binding: int) -> str:
         text, bound = self.text(node)

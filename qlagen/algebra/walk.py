@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from qlagen.algebra.ir import (
     Node,
     Op,
+    before,
     column_sum,
     decay,
+    each,
     from_start,
+    gdot,
     inverse,
+    last,
     linear,
     matmul,
     multiply,
@@ -32,7 +36,9 @@ def with_args(node: Node, args: tuple[Node, ...]) -> Node:
         return _UNARY[node.op](args[0])
     if node.op in ("multiply", "matmul"):
         return (multiply if node.op == "multiply" else matmul)(*args)
-    return node
+    if node.op == "gdot":
+        return gdot(*args)
+    return each(args[0], node.shape[0]) if node.op == "each" else node
 
 
 _UNARY: dict[Op, Callable[[Node], Node]] = {
@@ -44,6 +50,8 @@ _UNARY: dict[Op, Callable[[Node], Node]] = {
     "to_end": to_end,
     "total": total,
     "decay": decay,
+    "before": before,
+    "last": last,
 }
 
 

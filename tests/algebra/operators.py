@@ -1,4 +1,4 @@
-"""The three specs, edited copies of them, and random values for their chunk inputs."""
+"""The specs, edited copies of them, and random values for their chunk inputs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from qlagen.spec.model import OpSpec
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 NAMES = ("gated_delta_rule", "delta_rule", "simple_gla")
+FAMILY = ("gla", "kda", "comba", "gdn2", "rwkv7", "gated_delta_product", "mamba2")
+"""Operators with gates per channel, gates before the decay, several steps a token or a step size."""
 
 
 @cache
