@@ -17,6 +17,8 @@ from qlagen.schedule.target import Clocks
 
 THREADS = 128
 """One warpgroup: a 64-row tile of accumulators."""
+INVERSE_SCRATCH = 11 * 256
+"""32-bit words of an inverse's own: four diagonal 16 x 16 blocks and places for seven products, in two 16-bit parts."""
 
 
 def lower_plain(
@@ -152,7 +154,7 @@ class _PlainRole(StepBuilder):
 
     # ---- matrices
 
-    def _in_ring(self, name: str, dtype: DataType, asynchronous: bool = False, by_columns: bool = False) -> str:
+    def _in_ring(self, name: str, dtype: DataType, asynchronous: bool = False) -> str:
         """A matrix where all threads of the role can read it."""
         if name in self.own and not self.analysis.is_load(name):
             write = self.writes.get(name)
@@ -164,7 +166,7 @@ class _PlainRole(StepBuilder):
         elif self.ring_dtype(name) != dtype:
             reason = f"is {self.ring_dtype(name)} in shared memory, where {dtype} is needed"
             raise misplaced(self.analysis, name, reason, "products take operands in the data type")
-        return self.read(name, asynchronous, by_columns)
+        return self.read(name, asynchronous)
 
     def _to_ring(self, name: str, ring: str, dtype: DataType, store: Store | None) -> None:
         source = name if name in self.values else self.fetch(name)
@@ -242,11 +244,18 @@ class _PlainRole(StepBuilder):
                 expr=rename(operation.expr, names),
                 gates=gates,
                 lookups=lookups,
+                below=self._is_inverted(operation.name),
                 cost=cost,
                 origin=operation.origin,
                 note=operation.name + ("" if group is None else " in place"),
             )
         )
+
+    def _is_inverted(self, name: str) -> bool:
+        """Whether only inverses read a value: they take what is below the diagonal."""
+        users = self.analysis.uses[name]
+        kept = self._stores_of(name) or name in self.handed_over
+        return bool(users) and not kept and all(isinstance(user, Inverse) for user in users)
 
     def _map_dtype(self, operation: Elementwise) -> DataType:
         """16 bits when products, other roles and 16-bit tensors are all that read it."""
@@ -269,15 +278,21 @@ class _PlainRole(StepBuilder):
         stores = self._stores_of(inverse.name)
         read = bool(self.analysis.uses[inverse.name])
         ring = inverse.name if read or not stores else self.output_ring(stores[0])
-        source = self._in_ring(inverse.source, "float32", by_columns=True)
+        source = self._register(inverse.source)
+        if self.values[source].dtype != "float32":
+            reason = "is inverted, but lies in 16 bits in shared memory"
+            raise misplaced(self.analysis, inverse.source, reason, "make it in an elementwise operation")
+        scratch = self.read(self.fresh(f"{inverse.name}_blocks"))
+        self.writes[scratch] = RingWrite(scratch, inverse.name, (), "float32", self.name, scratch=INVERSE_SCRATCH)
         dims = self.analysis.dims[inverse.name]
         self.writes[ring] = RingWrite(ring, inverse.name, dims, "data", self.name, stores[0] if stores else None)
         self.steps.append(
             Step(
                 "inverse",
                 inverse.name,
-                rings=(source,),
+                reads=(source,),
                 ring_out=ring,
+                scratch=scratch,
                 scratch_registers=self.clocks.inverse_registers,
                 cost=self.clocks.inverse,
                 origin=inverse.origin,
