@@ -65,7 +65,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class Step:
-    """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands."""
+    """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands. An
+    inverse (I + L)^-1 reads -L."""
 
     kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse"]
     name: str

@@ -124,7 +124,7 @@ class Machine:
             result = np.cumsum(self._slot(step.rings[0], iteration))
         elif step.kind == "inverse":
             source = self._register(step.reads[0])
-            result = np.linalg.inv(np.eye(len(source)) + source)
+            result = np.linalg.inv(np.eye(len(source)) - source)
         else:
             assert step.expr is not None
             turned = self.schedule.transposed and role.name == "state"
