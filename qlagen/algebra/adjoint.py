@@ -17,19 +17,25 @@ from qlagen.algebra.ir import (
     Op,
     add,
     column_sum,
-    last_row,
     linear,
     matmul,
     multiply,
     negate,
     ones,
-    row_minus_column,
     row_sum,
     subtract,
     terms_of,
     topological,
-    total,
     transpose,
+)
+from qlagen.algebra.ir_adjoint import (
+    at_last,
+    following,
+    gapply,
+    gapply_transposed,
+    last_row,
+    row_minus_column,
+    step_sum,
 )
 from qlagen.spec.model import Shape
 
@@ -108,6 +114,14 @@ def _inverse(node: Node, cotangent: Node) -> Iterator[Contribution]:
     yield node.args[0], negate(matmul(matmul(turned, cotangent), turned))
 
 
+def _gdot(node: Node, cotangent: Node) -> Iterator[Contribution]:
+    left, right, gate = node.args
+    rows, columns = gapply(cotangent, right, gate), gapply_transposed(cotangent, left, gate)
+    yield left, rows
+    yield right, columns
+    yield from _between(gate, multiply(left, rows), multiply(right, columns))
+
+
 def _from_start(node: Node, cotangent: Node) -> Iterator[Contribution]:
     yield node.args[0], multiply(cotangent, node)
 
@@ -119,12 +133,37 @@ def _to_end(node: Node, cotangent: Node) -> Iterator[Contribution]:
 
 
 def _total(node: Node, cotangent: Node) -> Iterator[Contribution]:
-    yield node.args[0], multiply(last_row(node.args[0].shape[0]), cotangent, total(node.args[0]))
+    yield node.args[0], multiply(last_row(node.args[0].shape[0]), cotangent, node)
 
 
 def _decay(node: Node, cotangent: Node) -> Iterator[Contribution]:
     """exp(G_i - G_j): rows gain what columns lose."""
-    yield node.args[0], row_minus_column(multiply(cotangent, node))
+    pull, gate = multiply(cotangent, node), node.args[0]
+    if gate.op == "before":
+        yield from _between(gate, row_sum(pull), transpose(column_sum(pull)))
+    else:
+        yield gate, row_minus_column(pull)
+
+
+def _between(gate: Node, rows: Node, columns: Node) -> Iterator[Contribution]:
+    """Of exponents G_i - G_j; where the rows have the gate before their own decay the columns still have the gate."""
+    if gate.op == "before":
+        yield gate, rows
+        yield gate.args[0], negate(columns)
+    else:
+        yield gate, subtract(rows, columns)
+
+
+def _before(node: Node, cotangent: Node) -> Iterator[Contribution]:
+    yield node.args[0], following(cotangent)
+
+
+def _each(node: Node, cotangent: Node) -> Iterator[Contribution]:
+    yield node.args[0], step_sum(cotangent)
+
+
+def _last(node: Node, cotangent: Node) -> Iterator[Contribution]:
+    yield node.args[0], at_last(cotangent, node.args[0].shape[0])
 
 
 _RULES: dict[Op, Callable[[Node, Node], Iterator[Contribution]]] = {
@@ -143,4 +182,8 @@ _RULES: dict[Op, Callable[[Node, Node], Iterator[Contribution]]] = {
     "to_end": _to_end,
     "total": _total,
     "decay": _decay,
+    "gdot": _gdot,
+    "before": _before,
+    "each": _each,
+    "last": _last,
 }

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from qlagen.algebra.adjoint import adjoints
 from qlagen.algebra.build import chunk_inputs
 from qlagen.algebra.derivation import Form
-from qlagen.algebra.ir import Node, input_node, suffix_sum, zero
+from qlagen.algebra.ir import Node, input_node, zero
+from qlagen.algebra.ir_adjoint import suffix_sum
 from qlagen.spec.model import OpSpec
 
 

@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from qlagen.algebra.derivation import Form
 from qlagen.algebra.ir import (
     Node,
+    before,
     decay,
+    each,
     from_start,
+    gdot,
     input_node,
     inverse,
+    last,
     linear,
     mask,
     matmul,
@@ -22,9 +26,9 @@ from qlagen.algebra.ir import (
     transpose,
 )
 from qlagen.errors import QlagenError
-from qlagen.spec.model import Binary, Call, Expression, Input, Integer, Name, Negate, OpSpec, Stage, Transpose
+from qlagen.spec.model import Binary, Call, Expression, Integer, Name, Negate, OpSpec, Stage, Transpose
 
-FUNCTIONS: dict[str, Callable[[Node], Node]] = {
+FUNCTIONS: dict[str, Callable[..., Node]] = {
     "inv_unit_lower": inverse,
     "tril": lambda x: multiply(mask("lower", x.shape), x),
     "stril": lambda x: multiply(mask("strict", x.shape), x),
@@ -32,18 +36,27 @@ FUNCTIONS: dict[str, Callable[[Node], Node]] = {
     "from_start": from_start,
     "to_end": to_end,
     "total": total,
+    "before": before,
+    "gdot": gdot,
+    "each": each,
+    "last": last,
 }
+"""`each` also takes the symbol of its rows."""
+
+
+_STATE_SHAPE = ("K", "V")
 
 
 def chunk_inputs(spec: OpSpec) -> dict[str, Node]:
-    """Chunk symbol to node: [C, K] or [C, V] for vectors, [C, 1] for numbers, [1, 1] without heads; the state."""
-    nodes = {i.chunk_symbol: input_node(i.chunk_symbol, (_rows(i), _width(i))) for i in spec.inputs}
+    """Chunk symbol to node: [C, K] or [C, V] for vectors, [C, 1] for numbers, [1, 1] without heads; the state. What is
+    given for each step of a token has a row per step."""
+    nodes = {i.chunk_symbol: input_node(i.chunk_symbol, (spec.rows_of(i), i.width)) for i in spec.inputs}
     return nodes | {spec.state: _state(spec)}
 
 
 def token_inputs(spec: OpSpec) -> dict[str, Node]:
     """Token symbol to node: column vectors [K, 1] or [V, 1], numbers [1, 1]; the state."""
-    nodes = {i.token_symbol: input_node(i.token_symbol, (_width(i), "1")) for i in spec.inputs}
+    nodes = {i.token_symbol: input_node(i.token_symbol, (i.width, "1")) for i in spec.inputs}
     return nodes | {spec.state: _state(spec)}
 
 
@@ -53,22 +66,34 @@ def build_form(spec: OpSpec, replaced: Mapping[str, Node] | None = None) -> Form
     return Form(stages[spec.output], stages[spec.state_output], tuple(stages.items()))
 
 
-def build_recurrence(spec: OpSpec) -> tuple[Node, Node]:
-    """The token recurrence, the spec's ground truth: the output ``o``, [V, 1], and the next state, [K, V]."""
-    lines = _build_stages(spec.recurrence, token_inputs(spec), {})
-    return lines["o"], lines[spec.next_state]
+def build_recurrence(spec: OpSpec, steps: int | None = None) -> tuple[Node, Node]:
+    """The token recurrence, the spec's ground truth: the output ``o``, [V, 1], and the next state, [K, V].
+
+    Where a token has several steps they are written out, `steps` of them (the spec's number by default): what is given
+    for each has the names of `step_symbol`.
+    """
+    names = token_inputs(spec)
+    if not spec.step:
+        lines = _build_stages(spec.recurrence, names, {})
+        return lines["o"], lines[spec.next_state]
+    cut = 1 + [line.name for line in spec.recurrence].index(spec.first_state)
+    lines = _build_stages(spec.recurrence[:cut], names, {})
+    state = lines[spec.first_state]
+    per_step = [i.token_symbol for i in spec.inputs if i.per_step]
+    for index in range(steps or dict(spec.dims)[spec.steps]):
+        given = {name: input_node(step_symbol(name, index), names[name].shape) for name in per_step}
+        state = _build_stages(spec.step, {**names, **given, spec.state: state}, {})[spec.next_state]
+    lines = _build_stages(spec.recurrence[cut:], {**names, **lines, spec.next_state: state}, {}) | lines
+    return lines["o"], state
 
 
-def _rows(tensor: Input) -> str:
-    return "1" if tensor.heads == "none" else "C"
-
-
-def _width(tensor: Input) -> str:
-    return tensor.dims[0] if tensor.dims else "1"
+def step_symbol(name: str, index: int) -> str:
+    """What the recurrence calls a token symbol that is given for each step, in step `index`."""
+    return f"{name}.{index}"
 
 
 def _state(spec: OpSpec) -> Node:
-    return input_node(spec.state, spec.recurrence_stage(spec.next_state).expression.shape)
+    return input_node(spec.state, _STATE_SHAPE)
 
 
 def _build_stages(
@@ -102,6 +127,8 @@ def build_expression(expression: Expression, names: Mapping[str, Node]) -> Node:
 
 def _call(call: Call, arguments: list[Node]) -> Node:
     try:
+        if call.function == "each":
+            return each(arguments[0], call.shape[0])
         return FUNCTIONS[call.function](*arguments)
     except ValueError as fault:  # only the inverse has a demand that typing may see less sharply than the normal form
         raise QlagenError("E-STRUCT", f"{call.function}: {fault}", span=call.span) from None

@@ -21,7 +21,8 @@ from qlagen.algebra.build import build_form
 from qlagen.algebra.derivation import Cost, Derivation, Form, Proof, Refusal, Step
 from qlagen.algebra.derive import derive
 from qlagen.algebra.derive_backward import BackwardDerivation, derive_backward, inverses
-from qlagen.algebra.ir import Node, Op, node_from_parts, topological
+from qlagen.algebra.ir import Node, Op, topological
+from qlagen.algebra.node import make_node
 from qlagen.errors import QlagenError
 from qlagen.spec.model import OpSpec
 
@@ -150,7 +151,7 @@ def _read_nodes(table: Iterable[Sequence[Any]]) -> list[Node]:
         if op not in get_args(Op):
             raise ValueError(f"{op} in a stored derivation")
         arguments = tuple(nodes[a] for a in args)
-        nodes.append(node_from_parts(op, arguments, (shape[0], shape[1]), value, tuple(coefficients)))
+        nodes.append(make_node(op, arguments, (shape[0], shape[1]), value, tuple(coefficients)))
     return nodes
 
 

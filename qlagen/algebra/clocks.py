@@ -60,8 +60,8 @@ class Clocks:
         work = self.model.work(node)
         clocks = work.elementwise / self.facts.elements + work.exps / self.facts.special_functions
         if self.model.is_gemm(node):
-            carried = (a for a in node.args if self.model.state in depends_on(a) and not self.model.is_data(a))
-            converted = sum(self.model.entries(a.shape) for a in carried)
+            carried = (a for a in self.model.converted(node) if self.model.state in depends_on(a))
+            converted = sum(self.model.entries(a.shape) for a in carried if not self.model.is_data(a))
             clocks += converted * DATA_BYTES * self.facts.slots_per_element / self.facts.shared_memory_bytes
             clocks += work.multiply_adds / self.facts.tensor_multiply_adds + self.facts.dependent_gemm_latency
         return clocks

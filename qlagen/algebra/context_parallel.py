@@ -22,10 +22,11 @@ from typing import Literal
 from qlagen.algebra.build import build_recurrence
 from qlagen.algebra.clocks import Clocks
 from qlagen.algebra.cost import CostModel
-from qlagen.algebra.derivation import Derivation
+from qlagen.algebra.derivation import Derivation, Form
 from qlagen.algebra.facts import GROWTH_LIMIT, Facts
 from qlagen.algebra.ir import Node, factors_of, kind, split_coefficient, transpose
 from qlagen.algebra.pareto import pareto_set
+from qlagen.algebra.prove_forms import prove_forms
 from qlagen.algebra.search import Bounds, Key, Program, Search
 from qlagen.algebra.segment import SegmentMap, segment_map
 from qlagen.algebra.target import Throughput
@@ -64,6 +65,8 @@ class StateForm:
     multiply_adds: float
     chain_gemms: int
     rules: tuple[str, ...]
+    bound: float
+    """Probability that it is wrong, at most."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class ContextParallel:
 def context_parallel(derivation: Derivation, group: int = 1) -> ContextParallel | None:
     """The facts of an operator; None when its state is not linear in the state before it, from the left."""
     spec = derivation.spec
-    token = segment_map(build_recurrence(spec)[1], spec.state)
+    token = segment_map(build_recurrence(spec, steps=1)[1], spec.state)
     chunk = segment_map(derivation.chosen.state, spec.state)
     if token is None or chunk is None:
         return None
@@ -88,7 +91,8 @@ def context_parallel(derivation: Derivation, group: int = 1) -> ContextParallel 
 
 
 def skip_rule(spec: OpSpec, token: SegmentMap) -> SkipRule:
-    """When a segment's map may be skipped, from the map of one token."""
+    """When a segment's map may be skipped, from the map of one token; where a token has several steps, of its first:
+    the others have no decay and factors of the same kind."""
     gates = {i.token_symbol for i in spec.inputs if i.role == "log_gate"}
     decay = token.diagonal
     if decay.op != "input" or decay.value not in gates:
@@ -100,7 +104,7 @@ def skip_rule(spec: OpSpec, token: SegmentMap) -> SkipRule:
     if reflection is None:
         return SkipRule("never", "", granted=False)
     scales, vector = reflection
-    product = " ".join([*(s.value for s in scales), f"|{vector.value}|^2"])
+    product = " ".join([*(_plain(s) for s in scales), f"|{_plain(vector)}|^2"])
     condition = f"0 <= {product} <= {GROWTH_LIMIT:g}"
     low, high = _range(spec, scales, vector)
     return SkipRule(
@@ -129,11 +133,16 @@ def _range(spec: OpSpec, scales: tuple[Node, ...], vector: Node) -> tuple[float,
     """Declared bounds of c |x|^2."""
     facts = Facts.of(spec)
     chunk_symbols = {i.token_symbol: i.chunk_symbol for i in spec.inputs}
-    low, high = 1.0, facts.norms.get(chunk_symbols[vector.value], inf) ** 2
+    low, high = 1.0, facts.norms.get(chunk_symbols[_plain(vector)], inf) ** 2
     for scale in scales:
-        bottom, top = facts.ranges[chunk_symbols[scale.value]]
+        bottom, top = facts.ranges[chunk_symbols[_plain(scale)]]
         low, high = (low * bottom if bottom >= 0 else -inf), high * top
     return low, high
+
+
+def _plain(symbol: Node) -> str:
+    """The name of an input, without the step."""
+    return symbol.value.partition(".")[0]
 
 
 def _state_only(derivation: Derivation, group: int) -> StateForm:
@@ -154,4 +163,6 @@ def _state_only(derivation: Derivation, group: int) -> StateForm:
     front = pareto_set(ranked, lambda p: (p.bill.multiply_adds, clocks.depth(p.roots[0])))
     best = front[0]
     rules = tuple(p.match.rule.name for p in best.path() if p.match is not None)
-    return StateForm(best.roots[0], best.bill.multiply_adds, clocks.depth(best.roots[0]), rules)
+    form = Form(derivation.chosen.output, best.roots[0], ())
+    bound = prove_forms(spec, (form,), chunk=derivation.proof.chunk)
+    return StateForm(best.roots[0], best.bill.multiply_adds, clocks.depth(best.roots[0]), rules, bound)

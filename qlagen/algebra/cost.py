@@ -4,9 +4,11 @@ Every distinct expression is billed once, with its transpose, as if one kernel c
 traffic depends on how the form is cut into kernels (`qlagen.algebra.plan`).
 
 Conventions. Matrix products run on tensor cores and are billed in multiply-adds at full size, whatever their structure.
-The inverse counts as C^3 / 4 of them (block substitution, then merges). Elementwise operations: one per element and
-broadcast factor, one per conversion of a computed matrix product operand to the data type; a product that is a plain
-term of a sum accumulates for free; a run-time scalar argument is free, because it folds into any neighbouring factor.
+The inverse counts as C^3 / 4 of them (block substitution, then merges). A product under a gate per channel (`gdot`)
+is billed as a full one, and its gates beside it: two exps for each entry of an operand's shape. Elementwise
+operations: one per element and broadcast factor, one per conversion of a computed matrix product operand to the data
+type; a product that is a plain term of a sum accumulates for free; a run-time scalar argument is free, because it
+folds into any neighbouring factor.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from qlagen.spec.model import OpSpec, Shape
 DATA_BYTES = 2
 FLOAT_BYTES = 4
 SUBSTITUTION_BLOCK = 16
+GATED_PRODUCTS = ("gdot", "gapply", "gapply_transposed")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class Work:
     multiply_adds: float = 0.0
     elementwise: float = 0.0
     exps: float = 0.0
+    rounded: float = 0.0
+    """Entries that it rounds to the data type itself."""
+
+    def scaled(self, share: float) -> Work:
+        """A part of the work; what is rounded stays the same."""
+        return Work(self.multiply_adds * share, self.elementwise * share, self.exps * share, self.rounded)
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,10 @@ class CostModel:
     def of(spec: OpSpec, chunk: int | None = None, group: int = 1) -> CostModel:
         """The model of a spec at its own sizes; `chunk` defaults to the spec's first, `group` is the number of value
         heads per key head."""
-        sizes = {"1": 1, "C": chunk or spec.chunk[0], **dict(spec.dims)}
         entry = {"data": DATA_BYTES, "float32": FLOAT_BYTES}
         stored = {i.chunk_symbol: 0 if i.heads == "none" else entry[i.dtype] for i in spec.inputs}
         shared = frozenset(i.chunk_symbol for i in spec.inputs if i.heads != "value")
-        return CostModel(sizes, stored, spec.state, group, shared)
+        return CostModel(spec.sizes(chunk), stored, spec.state, group, shared)
 
     def share(self, node: Node) -> float:
         """The part of an expression that one value head pays for."""
@@ -75,7 +83,7 @@ class CostModel:
             exps=sum(w.exps for w in works),
             hbm_bytes=self.hbm_bytes(fused_plan(form, self.state) if plan is None else plan),
             chain_gemms=len(self.chain(form.state)),
-            rounded=sum(self.rounded(o) for o in operands),
+            rounded=sum(self.rounded(o) for o in operands) + sum(w.rounded for w in works),
         )
 
     def work(self, node: Node) -> Work:
@@ -84,7 +92,7 @@ class CostModel:
         if found is None:
             found, share = self._node_work(node), self.share(node)
             if share != 1.0:
-                found = Work(found.multiply_adds * share, found.elementwise * share, found.exps * share)
+                found = found.scaled(share)
             self._work[node] = found
         return found
 
@@ -94,19 +102,27 @@ class CostModel:
 
     def is_gemm(self, node: Node) -> bool:
         """A matrix product for tensor cores: a matrix-vector product is none."""
-        return node.op == "matmul" and kind(node) == "matrix"
+        return node.op in ("matmul", *GATED_PRODUCTS) and kind(node) == "matrix"
+
+    def converted(self, node: Node) -> tuple[Node, ...]:
+        """Operands of a matrix product that have to be in the data type as they are, without a gate."""
+        if not self.is_gemm(node) or node.op == "gdot":
+            return ()
+        return node.args if node.op == "matmul" else node.args[:1]
 
     def _node_work(self, node: Node) -> Work:
         entries = self.entries(node.shape)
         if node.op == "matmul":
             products = entries * self.entries((node.args[0].shape[1], "1"))
             return Work(multiply_adds=products) if self.is_gemm(node) else Work(elementwise=products)
+        if node.op in GATED_PRODUCTS:
+            return self._gated_work(node)
         if node.op == "multiply":
             return Work(elementwise=self._multiply_work(node))
         if node.op == "add":
-            accumulated = sum(self.is_gemm(a) for a in node.args)
+            accumulated = sum(self.is_gemm(a) and a.op in ("matmul", "gdot") for a in node.args)
             return Work(elementwise=max(0, len(node.args) - accumulated - 1) * entries)
-        if node.op in ("row_sum", "column_sum", "suffix_sum"):
+        if node.op in ("row_sum", "column_sum", "suffix_sum", "step_sum"):
             return Work(elementwise=self.entries(node.args[0].shape))
         if node.op == "row_minus_column":
             return Work(elementwise=2 * self.entries(node.args[0].shape))
@@ -117,6 +133,16 @@ class CostModel:
             substitution = chunk * SUBSTITUTION_BLOCK * (SUBSTITUTION_BLOCK - 1) // 2
             return Work(multiply_adds=chunk**3 / 4, elementwise=substitution)
         return Work()
+
+    def _gated_work(self, node: Node) -> Work:
+        """Blocks below the diagonal are products of gated operands, whose gates refer to the seam between the blocks;
+        a block on the diagonal multiplies one decay after another onto its columns, so that no entry needs an exp of
+        its own. Where the result has the channels, one gate is on the result and is not rounded."""
+        entries = self.entries(node.args[1].shape)
+        products = self.entries(node.shape) * self.entries((node.args[0].shape[1], "1"))
+        diagonal = entries * (SUBSTITUTION_BLOCK + 1)
+        gated = 2 if node.op == "gdot" else 1
+        return Work(products, (2 + gated) * entries + diagonal, exps=2 * entries, rounded=gated * entries)
 
     def _multiply_work(self, node: Node) -> float:
         """Vector factors meet first, in vector size; then each remaining factor is one pass over the result."""
@@ -133,11 +159,10 @@ class CostModel:
         """Distinct matrix product operands that are computed or held in float32, transposes counted once."""
         found: dict[Node, None] = {}
         for node in nodes:
-            if self.is_gemm(node):
-                for operand in node.args:
-                    plain = operand.args[0] if operand.op == "transpose" else operand
-                    if not self.is_data(plain) and plain not in found and transpose(plain) not in found:
-                        found[plain] = None
+            for operand in self.converted(node):
+                plain = operand.args[0] if operand.op == "transpose" else operand
+                if not self.is_data(plain) and plain not in found and transpose(plain) not in found:
+                    found[plain] = None
         return tuple(found)
 
     def is_data(self, node: Node) -> bool:

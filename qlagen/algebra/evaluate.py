@@ -28,24 +28,39 @@ def evaluate(
     """
     roots = tuple(nodes)
     values: dict[Node, Array] = {}
-    evaluator = _Evaluator(env, chunk, field, {**_sizes(roots, env, chunk), **(sizes or {})})
-    for node in topological(roots):
+    nodes = topological(roots)
+    evaluator = _Evaluator(env, field, {**_sizes(nodes, env, chunk), **(sizes or {})}, _gates(nodes))
+    for node in nodes:
         value = evaluator.value(node, [values[a] for a in node.args])
         values[node] = round_stored(value) if round_stored is not None and node in stored else value
     return [values[root] for root in roots]
 
 
-def _sizes(roots: tuple[Node, ...], env: Mapping[str, Array], chunk: int) -> dict[str, int]:
+_OF_GATES = ("from_start", "to_end", "total", "decay", "gdot", "gapply", "gapply_transposed", "before")
+
+
+def _gates(nodes: Iterable[Node]) -> frozenset[Node]:
+    """Cumulative log gates: what gate functions take, and what their gates are made of."""
+    found: set[Node] = set()
+    for node in reversed(tuple(nodes)):
+        if node.op in _OF_GATES or node in found:
+            found.update(node.args[-1:])
+    return frozenset(found)
+
+
+def _sizes(nodes: Iterable[Node], env: Mapping[str, Array], chunk: int) -> dict[str, int]:
     sizes = {"C": chunk, "1": 1}
-    for node in topological(roots):
+    for node in nodes:
         if node.op == "input":
             sizes.update(zip(node.shape, env[node.value].shape, strict=True))
     return sizes
 
 
 class _Evaluator:
-    def __init__(self, env: Mapping[str, Array], chunk: int, field: Field, sizes: Mapping[str, int]) -> None:
-        self.env, self.chunk, self.field, self.sizes = env, chunk, field, sizes
+    def __init__(
+        self, env: Mapping[str, Array], field: Field, sizes: Mapping[str, int], gates: frozenset[Node]
+    ) -> None:
+        self.env, self.field, self.sizes, self.gates = env, field, sizes, gates
 
     def value(self, node: Node, args: list[Array]) -> Array:
         field = self.field
@@ -62,16 +77,67 @@ class _Evaluator:
             return field.matmul(args[0], args[1])
         if node.op in ("multiply", "add"):
             return self._fold(node, args)
-        if node.op in ("row_sum", "column_sum"):
-            return field.reduce(args[0].sum(axis=1 if node.op == "row_sum" else 0, keepdims=True))
-        if node.op == "row_minus_column":
-            return field.reduce(args[0].sum(axis=1, keepdims=True) - args[0].sum(axis=0, keepdims=True).T)
-        if node.op == "suffix_sum":
-            return field.reduce(np.cumsum(args[0][::-1], axis=0)[::-1])
+        if node.op in ("row_sum", "column_sum", "row_minus_column", "suffix_sum"):
+            return self._sum(node, args[0])
         if node.op == "inverse":
             return self._inverse(args[0])
-        atoms = {"from_start": field.from_start, "to_end": field.to_end, "total": field.total, "decay": field.decay}
-        return atoms[node.op](args[0])
+        if node.op in ("each", "last", "step_sum", "at_last"):
+            return self._steps(node, args[0])
+        if node.op == "following":
+            return np.concatenate([args[0][1:], np.zeros_like(args[0][:1])])
+        return self._gate(node, args)
+
+    def _sum(self, node: Node, value: Array) -> Array:
+        rows, columns = (value.sum(axis=axis, keepdims=True) for axis in (1, 0))
+        if node.op == "suffix_sum":
+            return self.field.reduce(np.cumsum(value[::-1], axis=0)[::-1])
+        if node.op == "row_minus_column":
+            return self.field.reduce(rows - columns.T)
+        return self.field.reduce(rows if node.op == "row_sum" else columns)
+
+    def _gate(self, node: Node, args: list[Array]) -> Array:
+        exclusive = node.args[-1].op == "before"
+        match node.op:
+            case "before":
+                return self.field.before(args[0])
+            case "from_start":
+                return self.field.from_start(args[0])
+            case "to_end":
+                return self.field.to_end(args[0])
+            case "total":
+                return self.field.total(args[0])
+            case "decay":
+                return self.field.decay(args[0], exclusive)
+            case "gdot":
+                return self.field.gdot(args[0], args[1], args[2], exclusive)
+            case "gapply" | "gapply_transposed":
+                return self._gapply(args, exclusive, transposed=node.op == "gapply_transposed")
+            case _:
+                raise ValueError(f"no value of {node!r}")
+
+    def _gapply(self, args: list[Array], exclusive: bool, transposed: bool) -> Array:
+        """Channel by channel: the gate of one is that of a product with a number per row."""
+        matrix, vectors, gate = args
+        columns = []
+        for channel in range(vectors.shape[1]):
+            weights = self.field.reduce(self.field.decay(gate[:, channel : channel + 1], exclusive) * matrix)
+            left = weights.T if transposed else weights
+            columns.append(self.field.matmul(left, vectors[:, channel : channel + 1]))
+        return np.concatenate(columns, axis=1)
+
+    def _steps(self, node: Node, value: Array) -> Array:
+        """Rows of tokens to rows of their steps, or back. A gate has a representation of its own."""
+        rows = (node if node.op in ("each", "at_last") else node.args[0]).shape[0]
+        steps = self.sizes[rows] // self.sizes["C"]
+        if node.op == "last":
+            return value[steps - 1 :: steps]
+        if node.op == "step_sum":
+            return self.field.reduce(value.reshape(-1, steps, value.shape[1]).sum(axis=1))
+        if node.op == "at_last":
+            spread = np.zeros((steps * len(value), value.shape[1]), dtype=self.field.dtype)
+            spread[steps - 1 :: steps] = value
+            return spread
+        return self.field.each(value, steps) if node.args[0] in self.gates else np.repeat(value, steps, axis=0)
 
     def _fold(self, node: Node, args: list[Array]) -> Array:
         result = np.zeros([self.sizes[d] for d in node.shape], dtype=self.field.dtype)
@@ -89,8 +155,8 @@ class _Evaluator:
         the sum of the powers of -L is the same in fewer, larger products."""
         if np.issubdtype(self.field.dtype, np.integer):
             return self._sum_of_powers(self.field.reduce(-strict))
-        result = np.eye(self.chunk, dtype=self.field.dtype)
-        for i in range(1, self.chunk):
+        result = np.eye(len(strict), dtype=self.field.dtype)
+        for i in range(1, len(strict)):
             result[i : i + 1, :i] = self.field.reduce(-self.field.product(strict[i : i + 1, :i], result[:i, :i]))
         return result
 

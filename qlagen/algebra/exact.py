@@ -22,7 +22,7 @@ from qlagen.spec.model import OpSpec
 
 @dataclass(frozen=True)
 class Polynomials:
-    """Arrays of polynomials. A gate is the column of its decays, one unknown for each token."""
+    """Arrays of polynomials. A gate holds its decays, one unknown for each row and channel."""
 
     dtype: Any = object
 
@@ -44,18 +44,37 @@ class Polynomials:
     def total(self, gate: Array) -> Array:
         return self.from_start(gate)[-1:]
 
-    def decay(self, gate: Array) -> Array:
-        result = np.zeros((len(gate), len(gate)), dtype=object)
-        for start in range(len(gate)):
-            result[start, start] = 1
-            for row in range(start + 1, len(gate)):
-                result[row, start] = result[row - 1, start] * gate[row, 0]
+    def before(self, gate: Array) -> Array:
+        return np.concatenate([np.ones_like(gate[:1]), gate[:-1]])
+
+    def each(self, gate: Array, steps: int) -> Array:
+        """A token decays before its first step."""
+        rows = np.ones((len(gate), steps, gate.shape[1]), dtype=object)
+        rows[:, 0] = gate
+        return rows.reshape(len(gate) * steps, gate.shape[1])
+
+    def decay(self, gate: Array, exclusive: bool = False) -> Array:
+        return self._between(gate, exclusive)[:, :, 0]
+
+    def gdot(self, left: Array, right: Array, gate: Array, exclusive: bool = False) -> Array:
+        return np.asarray((left[:, None] * right[None] * self._between(gate, exclusive)).sum(axis=2))
+
+    def _between(self, gate: Array, exclusive: bool) -> Array:
+        """[C, C, n]: the product of the decays after row j up to row i, zero above the diagonal. With `exclusive` the
+        gate holds the decays before each row, so that the product begins one row later and the diagonal is zero."""
+        rows, columns = gate.shape
+        result = np.zeros((rows, rows, columns), dtype=object)
+        first = int(exclusive)
+        for start in range(rows - first):
+            result[start + first, start] = 1
+            for row in range(start + first + 1, rows):
+                result[row, start] = result[row - 1, start] * gate[row]
         return result
 
 
 def equals_recurrence(spec: OpSpec, form: Form, *, chunk: int = 3, size: int = 2) -> bool:
     """Whether a form is the spec's token recurrence as polynomials, at C = `chunk` and all other dimensions `size`."""
-    sizes = {"1": 1, "C": chunk, **{d: size for d, _ in spec.dims}}
+    sizes = spec.sizes(chunk, {d: size for d, _ in spec.dims})
     nodes = chunk_inputs(spec)
     shapes = {name: [sizes[d] for d in node.shape] for name, node in nodes.items()}
     names = [f"{name}_{i}_{j}" for name, (rows, columns) in shapes.items() for i in range(rows) for j in range(columns)]

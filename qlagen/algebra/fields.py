@@ -2,7 +2,9 @@
 
 Each field also says what represents a cumulative log gate ``G``: floats hold G itself; the prime field holds
 ``exp(G)``, the running product of the decays ``a = exp(g)``, taken as free unknowns. In those unknowns every decay
-atom is a polynomial, which is what makes an exact evaluation possible.
+atom is a polynomial, which is what makes an exact evaluation possible. Gates are [C, n], with one column or one for
+each channel; `before` and `each` give gates in the same representation. An `exclusive` gate is one that `before` gave:
+row i of it is what the gate itself has in row i - 1.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class Field(Protocol):
     def from_start(self, gate: Array) -> Array: ...
     def to_end(self, gate: Array) -> Array: ...
     def total(self, gate: Array) -> Array: ...
-    def decay(self, gate: Array) -> Array: ...
+    def before(self, gate: Array) -> Array: ...
+    def each(self, gate: Array, steps: int) -> Array: ...
+    def decay(self, gate: Array, exclusive: bool = False) -> Array: ...
+    def gdot(self, left: Array, right: Array, gate: Array, exclusive: bool = False) -> Array: ...
 
 
 def round_bfloat16(value: Array) -> Array:
@@ -42,6 +47,17 @@ def round_bfloat16(value: Array) -> Array:
 def round_float16(value: Array) -> Array:
     """To the nearest IEEE half, ties to even; the result is float64 again."""
     return np.asarray(value).astype(np.float16).astype(np.float64)
+
+
+def own_rows(gate: Array, exclusive: bool) -> Array:
+    """The gate of the columns' side: the gate itself, or that of which this one is the gate before. Its last row is not
+    known then and stands in for itself: no entry below the diagonal reads it."""
+    return np.concatenate([gate[1:], gate[-1:]]) if exclusive else gate
+
+
+def below_diagonal(rows: int, exclusive: bool) -> Array:
+    """[rows, rows] where i >= j, with `exclusive` where i > j."""
+    return np.tri(rows, k=-1 if exclusive else 0, dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -72,9 +88,27 @@ class Float64:
     def total(self, gate: Array) -> Array:
         return np.asarray(np.exp(gate[-1:]))
 
-    def decay(self, gate: Array) -> Array:
-        rows, columns = np.indices((len(gate), len(gate)))
-        return np.asarray(np.exp(np.where(rows >= columns, gate - gate.T, -np.inf)))
+    def before(self, gate: Array) -> Array:
+        return np.concatenate([np.zeros_like(gate[:1]), gate[:-1]])
+
+    def each(self, gate: Array, steps: int) -> Array:
+        return np.repeat(gate, steps, axis=0)
+
+    def decay(self, gate: Array, exclusive: bool = False) -> Array:
+        return self._between(gate, exclusive)[:, :, 0]
+
+    def gdot(self, left: Array, right: Array, gate: Array, exclusive: bool = False) -> Array:
+        """Rounding operands here is that of the ungated factors: it is as large, relative to each entry, as that of
+        the gated ones which tensor cores take."""
+        if self.round_operand is not None:
+            left, right = self.round_operand(left), self.round_operand(right)
+        return np.asarray(np.einsum("ic,jc,ijc->ij", left, right, self._between(gate, exclusive)))
+
+    def _between(self, gate: Array, exclusive: bool) -> Array:
+        """[C, C, n] exp(G_i - G_j) on the lower triangle, else 0."""
+        keep = below_diagonal(len(gate), exclusive)[:, :, None]
+        difference = gate[:, None] - own_rows(gate, exclusive)[None]
+        return np.asarray(np.exp(np.where(keep, difference, -np.inf)))
 
 
 @dataclass(frozen=True)
@@ -120,5 +154,17 @@ class PrimeField:
     def total(self, gate: Array) -> Array:
         return gate[-1:]
 
-    def decay(self, gate: Array) -> Array:
-        return np.tril(gate * self.reciprocal(gate).T % self.prime)
+    def before(self, gate: Array) -> Array:
+        return np.concatenate([np.ones_like(gate[:1]), gate[:-1]])
+
+    def each(self, gate: Array, steps: int) -> Array:
+        return np.repeat(gate, steps, axis=0)
+
+    def decay(self, gate: Array, exclusive: bool = False) -> Array:
+        return self.gdot(np.ones_like(gate), np.ones_like(gate), gate, exclusive)
+
+    def gdot(self, left: Array, right: Array, gate: Array, exclusive: bool = False) -> Array:
+        """In a field the gate factors out of the product."""
+        rows = left * gate % self.prime
+        columns = right * self.reciprocal(own_rows(gate, exclusive)) % self.prime
+        return np.where(below_diagonal(len(gate), exclusive), self.product(rows, columns.T), 0)

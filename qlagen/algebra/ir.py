@@ -2,8 +2,9 @@
 
 Normal form: transposes sit at leaves; `multiply` is an n-ary broadcasting Hadamard product (an outer product of two
 vectors too); `add` is n-ary with integer coefficients; `matmul` is binary and has an inner dimension. There is no free
-exponential: the decay atoms of a cumulative log gate ``G`` (`from_start`, `to_end`, `total`, `decay`) all have
-exponents <= 0, so an unsafe exponent cannot be written.
+exponential: the decay atoms of a cumulative log gate ``G`` (`from_start`, `to_end`, `total`, `decay`, `gdot`) all have
+exponents <= 0, so an unsafe exponent cannot be written. A gate has one value per row, or one per row and channel; it is
+an input, its rows for each step of a token (`each`), or one of these before each row's own decay (`before`).
 
 The constructors put expressions into normal form; only they make nodes. A misuse raises ValueError: spec text is
 typed before it gets here, and rewrite rules keep types.
@@ -11,85 +12,16 @@ typed before it gets here, and rewrite rules keep types.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from qlagen.algebra.node import Kind as Kind
+from qlagen.algebra.node import Node as Node
+from qlagen.algebra.node import Op as Op
+from qlagen.algebra.node import Term as Term
+from qlagen.algebra.node import make_node as _node
 from qlagen.spec.model import Shape
-
-Op = Literal[
-    "input",  # value = its chunk symbol (Q, K, V, beta, G, S, scale)
-    "mask",  # value = "lower" (i >= j), "strict" (i > j)
-    "ones",  # an array of ones: stretches a vector or number that is added to a matrix
-    "last_row",  # [C, 1]: one in the last row, zeros elsewhere
-    "transpose",
-    "matmul",
-    "multiply",
-    "add",  # coefficients go with args; no args: zero
-    "row_sum",  # sum over columns: [R, X] -> [R, 1]
-    "column_sum",
-    "row_minus_column",  # [R, R] -> [R, 1]: row sums minus column sums; the cotangent of G in exp(G_i - G_j)
-    "suffix_sum",  # row i: the sum of rows i.. of a [C, n]; turns a cotangent of G into one of the log gate
-    "inverse",  # (I + L)^-1 of a strictly lower L
-    "from_start",  # exp(G)
-    "to_end",  # exp(G_last - G)
-    "total",  # exp(G_last), [1, 1] for a scalar gate
-    "decay",  # [i >= j] exp(G_i - G_j)
-]
-Kind = Literal["scalar", "column", "row", "matrix"]
-Term = tuple[int, "Node"]
-"""A coefficient and what it multiplies."""
-
-_KEY_LIMIT = 160
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One expression. Compare with ``is``. `key` is the canonical text: it orders commutative operands,
-    so that the form does not depend on what was built before."""
-
-    op: Op
-    args: tuple[Node, ...]
-    shape: Shape
-    value: str = ""
-    coefficients: tuple[int, ...] = ()
-    key: str = ""
-
-    def __repr__(self) -> str:
-        return f"<{self.key}: {self.shape[0]} x {self.shape[1]}>"
-
-
-_nodes: dict[tuple[object, ...], Node] = {}
-
-
-def _node(op: Op, args: tuple[Node, ...], shape: Shape, value: str = "", coefficients: tuple[int, ...] = ()) -> Node:
-    identity = (op, tuple(map(id, args)), shape, value, coefficients)
-    found = _nodes.get(identity)
-    if found is None:
-        found = _nodes[identity] = Node(
-            op, args, shape, value, coefficients, _key(op, args, shape, value, coefficients)
-        )
-    return found
-
-
-def _key(op: Op, args: tuple[Node, ...], shape: Shape, value: str, coefficients: tuple[int, ...]) -> str:
-    """Canonical text; a long one keeps its beginning and a digest, so that keys of shared expressions stay short."""
-    if not args:
-        return f"{value or op}[{','.join(shape)}]"
-    signs = [f"{c:+d}*" for c in coefficients] or [""] * len(args)
-    parts = [f"{sign}{a.key}" for sign, a in zip(signs, args, strict=True)]
-    text = f"{op}({', '.join(parts)})"
-    if len(text) <= _KEY_LIMIT:
-        return text
-    return f"{text[: _KEY_LIMIT // 2]}..#{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-
-
-def node_from_parts(op: Op, args: tuple[Node, ...], shape: Shape, value: str, coefficients: tuple[int, ...]) -> Node:
-    """A node again from its parts, as they were in a node that the constructors made."""
-    return _node(op, args, shape, value, coefficients)
-
 
 # Leaves
 
@@ -108,35 +40,71 @@ def ones(shape: Shape) -> Node:
     return _node("ones", (), shape)
 
 
-def last_row(rows: str = "C") -> Node:
-    """[rows, 1]: one in the chunk's last row."""
-    return _node("last_row", (), (rows, "1"))
-
-
 def zero(shape: Shape) -> Node:
     return _node("add", (), shape)
 
 
+def before(gate: Node) -> Node:
+    """The gate before each row's own decay: what the state has when a token reads it before it decays."""
+    return _node("before", (_running(gate, "before"),), gate.shape)
+
+
+def _running(gate: Node, use: str) -> Node:
+    if gate.op == "before":
+        raise ValueError(f"{use} of {gate!r}: it takes the gate itself")
+    return gate
+
+
 def from_start(gate: Node) -> Node:
-    """exp(G): the decay from the chunk's start up to and including each token."""
+    """exp(G): the decay from the chunk's start up to and including each token; of before(G) without the token's own."""
     return _node("from_start", (gate,), gate.shape)
 
 
 def to_end(gate: Node) -> Node:
     """exp(G_last - G): the decay from after each token to the chunk's end."""
-    return _node("to_end", (gate,), gate.shape)
+    return _node("to_end", (_running(gate, "to_end"),), gate.shape)
 
 
 def total(gate: Node) -> Node:
     """exp(G_last): the decay over the whole chunk."""
-    return _node("total", (gate,), ("1", gate.shape[1]))
+    if gate.op == "each":
+        return total(gate.args[0])
+    return _node("total", (_running(gate, "total"),), ("1", gate.shape[1]))
 
 
 def decay(gate: Node) -> Node:
-    """[i >= j] exp(G_i - G_j) of a gate with one value per token."""
+    """[i >= j] exp(G_i - G_j) of a gate with one value per row; of before(G) it is [i > j] exp(G_(i-1) - G_j)."""
     if gate.shape[1] != "1":
-        raise ValueError(f"decay of a {gate.shape} gate: it has one value per token")
+        raise ValueError(f"decay of a {gate.shape} gate: it has one value per row")
     return _node("decay", (gate,), (gate.shape[0], gate.shape[0]))
+
+
+def gdot(left: Node, right: Node, gate: Node) -> Node:
+    """[i >= j] sum_c x_ic y_jc exp(G_ic - G_jc): a product of rows under a gate with a value for each channel.
+
+    Of before(G) it is [i > j] sum_c x_ic y_jc exp(G_(i-1)c - G_jc).
+    """
+    if not left.shape == right.shape == gate.shape or gate.shape[1] == "1":
+        raise ValueError(f"gdot of {left.shape}, {right.shape} and a {gate.shape} gate: they need a value per channel")
+    shape = (gate.shape[0], gate.shape[0])
+    (c, x), (d, y) = split_coefficient(left), split_coefficient(right)
+    if any(z.op == "add" and not z.args for z in (x, y)):
+        return zero(shape)
+    return linear(((c * d, _node("gdot", (x, y, gate), shape)),))
+
+
+def each(node: Node, rows: str) -> Node:
+    """Every row for each step of its token, [C, n] -> [rows, n]; of a gate too."""
+    c, rest = split_coefficient(node)
+    shape = (rows, node.shape[1])
+    return linear(((c, ones(shape) if rest.op == "ones" else _node("each", (_running(rest, "each"),), shape)),))
+
+
+def last(node: Node) -> Node:
+    """The row of each token's last step, [CM, n] -> [C, n]."""
+    c, rest = split_coefficient(node)
+    shape = ("C", node.shape[1])
+    return linear(((c, rest.args[0] if rest.op == "each" else _node("last", (rest,), shape)),))
 
 
 # Structure
@@ -145,7 +113,7 @@ def decay(gate: Node) -> Node:
 @cache
 def is_lower(node: Node) -> bool:
     """Zero where i < j, whatever the inputs."""
-    if node.op in ("mask", "decay", "inverse"):
+    if node.op in ("mask", "decay", "gdot", "inverse"):
         return True
     if node.op == "multiply":
         return any(is_lower(a) for a in node.args)
@@ -157,6 +125,8 @@ def is_strictly_lower(node: Node) -> bool:
     """Zero where i <= j, whatever the inputs."""
     if node.op == "mask":
         return node.value == "strict"
+    if node.op in ("decay", "gdot"):
+        return node.args[-1].op == "before"
     if node.op == "multiply":
         return any(is_strictly_lower(a) for a in node.args)
     if node.op == "matmul":
@@ -339,26 +309,6 @@ def column_sum(node: Node) -> Node:
         return node
     c, rest = split_coefficient(node)
     return linear(((c, _node("column_sum", (rest,), ("1", node.shape[1]))),))
-
-
-def row_minus_column(node: Node) -> Node:
-    """Row sums minus column sums of a square matrix, [R, R] -> [R, 1].
-
-    One operation, because what is summed over rows and over columns must be rounded alike: in a cotangent of G most of
-    it cancels.
-    """
-    if node.shape[0] != node.shape[1]:
-        raise ValueError(f"row_minus_column of {node.shape}")
-    c, rest = split_coefficient(node)
-    return linear(((c, _node("row_minus_column", (rest,), (node.shape[0], "1"))),))
-
-
-def suffix_sum(node: Node) -> Node:
-    """Row i is the sum of rows i.. of a [C, n]: the transpose of a cumulative sum."""
-    c, rest = split_coefficient(node)
-    if rest.op == "add" and not rest.args:
-        return node
-    return linear(((c, _node("suffix_sum", (rest,), node.shape)),))
 
 
 def inverse(node: Node) -> Node:

@@ -125,9 +125,9 @@ class _Change:
         self.multiply_adds += sign * work.multiply_adds
         self.elementwise += sign * work.elementwise
         self.exps += sign * work.exps
-        if self.ledger.model.is_gemm(node):
-            for operand in node.args:
-                self.convert(operand, sign)
+        self.rounded += sign * work.rounded
+        for operand in self.ledger.model.converted(node):
+            self.convert(operand, sign)
 
     def convert(self, operand: Node, count: int) -> None:
         """Adds uses of a matrix product's operand, or takes them away."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from qlagen.algebra.cost import GATED_PRODUCTS
 from qlagen.algebra.ir import Node, kind, transpose
 from qlagen.algebra.ledger import canonical, computed
 from qlagen.algebra.text import show
@@ -53,7 +54,7 @@ def upright(node: Node) -> Node:
 
 
 def _deserves_a_line(node: Node) -> bool:
-    return kind(node) == "matrix" and node.op in ("matmul", "multiply", "add", "inverse", "gdot")
+    return kind(node) == "matrix" and node.op in ("matmul", "multiply", "add", "inverse", *GATED_PRODUCTS)
 
 
 def _uses(roots: Iterable[Node]) -> Mapping[Node, int]:

@@ -25,7 +25,8 @@ from qlagen.errors import QlagenError
 from qlagen.spec.model import OpSpec
 
 SMALL = 4
-"""Size of K and V while a fault is narrowed down; C is at most one less, so that products with keys lose nothing."""
+"""Size of K and V while a fault is narrowed down; C is at most one less, so that products with keys lose nothing. With
+several steps per token they are larger, for the same reason."""
 MISSING = 2
 """Most inputs that a guilty stage may lack."""
 _UNKNOWN = "?"
@@ -90,7 +91,8 @@ def _repairs(spec: OpSpec, sizes: Mapping[str, int], part: int) -> str:
 
 
 def _small_sizes(spec: OpSpec, chunk: int) -> dict[str, int]:
-    return {"1": 1, "C": chunk, **{d: min(n, SMALL) for d, n in spec.dims}}
+    rows = chunk * min(dict(spec.dims).get(spec.steps, 1), SMALL)
+    return spec.sizes(chunk, {d: min(n, SMALL if d == spec.steps else max(SMALL, rows + 1)) for d, n in spec.dims})
 
 
 def _smallest_chunk(spec: OpSpec, form: Form, sizes: Mapping[str, int], mismatch: Mismatch) -> tuple[int, Mismatch]:

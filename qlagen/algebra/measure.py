@@ -51,6 +51,9 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
         return CONSTANT
     if node.op in ("from_start", "to_end", "total", "decay"):
         return Measure(sizes["C"], 0.0)  # a product of at most C decays
+    if node.op in ("gdot", "gapply", "gapply_transposed"):  # the gate is no factor but at most C decays
+        x, y = args[:2]
+        return Measure(x.degree + y.degree + sizes["C"], x.bits + y.bits + log2(sizes[node.args[0].shape[1]]))
     if node.op == "matmul":
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1]]))
     if node.op == "add":
@@ -58,6 +61,10 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
         return Measure(max((a.degree for a in args), default=0), log_sum(terms))
     if node.op in ("row_sum", "column_sum"):
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1 if node.op == "row_sum" else 0]]))
+    if node.op in ("following", "at_last"):
+        return args[0]
+    if node.op == "step_sum":
+        return Measure(degree, bits + log2(sizes[node.args[0].shape[0]] // sizes["C"]))
     if node.op == "row_minus_column":
         return Measure(degree, bits + log2(2 * sizes[node.shape[0]]))
     if node.op == "suffix_sum":

@@ -35,7 +35,7 @@ def prove(spec: OpSpec, form: Form, *, chunk: int | None = None, bound: float = 
     Raises QlagenError E-PROOF when the form is wrong, or of too high a degree to be proven this way. The probability of
     accepting a wrong form is at most `bound`.
     """
-    sizes = {"1": 1, "C": chunk or spec.chunk[0], **dict(spec.dims)}
+    sizes = spec.sizes(chunk)
     difference = difference_measure(spec, form, sizes)
     failure = failure_probability(difference)
     hopeless = failure > MAX_FAILURE
@@ -69,7 +69,7 @@ def _degree_error(spec: OpSpec, difference: Measure) -> QlagenError:
 def difference_measure(spec: OpSpec, form: Form, sizes: Mapping[str, int]) -> Measure:
     """Of form minus recurrence, over all output entries."""
     sides = list(measure((form.output, form.state), {}, sizes))
-    nodes = build_recurrence(spec)
+    nodes = build_recurrence(spec, sizes.get(spec.steps))
     state = VARIABLE
     for _ in range(sizes["C"]):
         output, state = measure(nodes, {spec.state: state}, sizes)

@@ -15,7 +15,7 @@ from math import ceil, log
 import numpy as np
 
 from qlagen.algebra.backward import BackwardForm
-from qlagen.algebra.build import build_recurrence, chunk_inputs
+from qlagen.algebra.build import build_recurrence, chunk_inputs, step_symbol
 from qlagen.algebra.derivation import Proof
 from qlagen.algebra.evaluate import evaluate
 from qlagen.algebra.fields import Array, PrimeField
@@ -33,7 +33,7 @@ def prove_backward(spec: OpSpec, backward: BackwardForm, *, chunk: int | None = 
     It is right for every cotangent of output and state, so also for a sequence of chunks. Raises E-PROOF when it is
     wrong, or of too high a degree to be proven this way.
     """
-    sizes = {"1": 1, "C": chunk or spec.chunk[0], **dict(spec.dims)}
+    sizes = spec.sizes(chunk)
     difference = _difference_measure(spec, backward, sizes)
     failure = failure_probability(difference)
     if failure > MAX_FAILURE:
@@ -101,7 +101,8 @@ class _Trial:
     def _run(self, direction: Mapping[str, Array]) -> tuple[Array, Array]:
         """Changes of the outputs, [C, V], and of the state after the chunk, by the recurrence."""
         spec, field = self.spec, self.field
-        roots = build_recurrence(spec)
+        steps = self.sizes.get(spec.steps, 1)
+        roots = build_recurrence(spec, steps)
         nodes = (*roots, *tangents(roots))
         state, state_change = self.point.values[spec.state], direction[spec.state]
         rows = []
@@ -111,8 +112,12 @@ class _Trial:
                 gate, symbol = tensor.role == "log_gate", tensor.chunk_symbol
                 value = (self.point.decays if gate else self.point.values)[symbol]
                 change = field.reduce(value * direction[symbol]) if gate else direction[symbol]
-                for name, source in ((tensor.token_symbol, value), (f"{tensor.token_symbol}'", change)):
-                    env[name] = source if tensor.heads == "none" else source[t][:, None]
+                for mark, source in (("", value), ("'", change)):
+                    if tensor.per_step:
+                        for index in range(steps):
+                            env[step_symbol(tensor.token_symbol, index) + mark] = source[t * steps + index][:, None]
+                    else:
+                        env[tensor.token_symbol + mark] = source if tensor.heads == "none" else source[t][:, None]
             _, state, output_change, state_change = evaluate(nodes, env, 1, field, sizes=self.sizes)
             rows.append(output_change[:, 0])
         return np.array(rows), state_change
@@ -120,7 +125,7 @@ class _Trial:
 
 def _difference_measure(spec: OpSpec, backward: BackwardForm, sizes: Mapping[str, int]) -> Measure:
     """Of the two sides' difference: sums of products of a cotangent or seed and a change."""
-    roots = build_recurrence(spec)
+    roots = build_recurrence(spec, sizes.get(spec.steps, 1))
     nodes = (*roots, *tangents(roots))
     sides = [_paired(m, sizes) for m in measure(backward.roots, {}, sizes)]
     state = change = VARIABLE

@@ -19,7 +19,7 @@ def prove_forms(spec: OpSpec, forms: tuple[Form, ...], *, chunk: int, bound: flo
 
     The points and primes are those of `qlagen.algebra.prove`, the same for all forms. Raises E-PROOF for a wrong form.
     """
-    sizes = {"1": 1, "C": chunk, **dict(spec.dims)}
+    sizes = spec.sizes(chunk)
     failure = max(failure_probability(difference_measure(spec, form, sizes)) for form in forms)
     trials = max(MIN_TRIALS, ceil(log(bound / len(forms)) / log(failure)))
     generator = np.random.default_rng(int(spec.digest[:16], 16))

@@ -1,6 +1,7 @@
 """Rewrites of decay atoms and of unit-lower inverses. Each yields what a node may become.
 
-Γ is decay(G), L is strictly lower, s a column vector. The identities of the atoms are those of `qlagen.algebra.gates`.
+Γ is decay(G), L is strictly lower, s a column vector. The identities of the atoms are those of `qlagen.algebra.gates`;
+atoms of before(G) obey none of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _decays(node: Node) -> Iterator[tuple[Node, list[Node]]]:
     """A Γ among the factors, its gate's node, and the other factors."""
     if node.op == "multiply":
         for factor in unique(node.args):
-            if factor.op == "decay":
+            if factor.op == "decay" and factor.args[0].op != "before":
                 yield factor.args[0], without(node.args, factor)
 
 
@@ -60,7 +61,8 @@ def absorb_from_start(node: Node) -> Iterator[Node]:
     if node.op == "multiply" and is_lower(node):
         for factor in unique(node.args):
             others = without(node.args, factor)
-            if factor.op == "from_start" and kind(factor) == "column" and _keeps_lower(others):
+            scales = factor.op == "from_start" and factor.args[0].op != "before" and kind(factor) == "column"
+            if scales and _keeps_lower(others):
                 gate = factor.args[0]
                 yield multiply(*others, transpose(from_start(gate)), decay(gate))
 
@@ -73,7 +75,8 @@ def merge_gates(node: Node) -> Iterator[Node]:
     """from_start(G) * to_end(G) -> total(G)"""
     if node.op == "multiply":
         for factor in unique(node.args):
-            if factor.op == "from_start" and to_end(factor.args[0]) in node.args:
+            own = factor.op == "from_start" and factor.args[0].op != "before"
+            if own and to_end(factor.args[0]) in node.args:
                 rest = without(node.args, factor, to_end(factor.args[0]))
                 yield multiply(*rest, total(factor.args[0]), ones(node.shape))
 

@@ -17,11 +17,11 @@ from qlagen.algebra.ir import (
     linear,
     matmul,
     multiply,
-    row_minus_column,
     row_sum,
     terms_of,
     transpose,
 )
+from qlagen.algebra.ir_adjoint import row_minus_column
 from qlagen.algebra.rewrite_products import unique, without
 
 _SUMS: dict[str, Callable[[Node], Node]] = {

@@ -6,8 +6,9 @@ cotangents. The error of an output is the Euclidean norm of its difference from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -66,12 +67,12 @@ class _Case:
         state = [sizes[d] for d in derivation.textbook.state.shape]
         tensors: dict[str, Array] = {}
         for tensor in spec.inputs:
-            shape = (1 if tensor.heads == "none" else length, *(sizes[d] for d in tensor.dims))
-            drawn = generator.normal(size=shape if len(shape) > 1 else (*shape, 1))
+            rows = 1 if tensor.heads == "none" else length * (sizes[spec.steps] if tensor.per_step else 1)
+            drawn = generator.normal(size=(rows, sizes.get(tensor.width, 1)))
             if tensor.role == "log_gate":
                 drawn = -gate_scale * np.abs(drawn) / 4
             elif tensor.heads == "none":
-                drawn = np.full((1, 1), state[0] ** -0.5)
+                drawn = np.full((1, 1), _default(tensor.default, sizes))
             elif tensor.norm is not None:
                 drawn = drawn + seed % 2 * generator.normal(size=(1, drawn.shape[1]))
                 drawn *= tensor.norm / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -84,6 +85,13 @@ class _Case:
             round_bfloat16(generator.normal(size=(length, state[1]))),
             generator.normal(size=state) * 0.3,
         )
+
+
+def _default(text: str | None, sizes: Mapping[str, int]) -> float:
+    """The value of a scalar argument: a number, or a power of a dimension such as ``K^-1/2``."""
+    base, _, power = (text or "1").partition("^")
+    value = float(sizes[base]) if base in sizes else float(base)
+    return value ** float(Fraction(power)) if power else value
 
 
 def _errors(derivation: BackwardDerivation, case: _Case) -> Iterator[tuple[str, tuple[float, float]]]:

@@ -136,7 +136,7 @@ class Search:
             if found is None:
                 found = self._matches[canonical(node)] = tuple(self._node_matches(node))
             yield from found
-        for first, *others in hoist_everywhere(n for n in nodes if self.model.is_gemm(n)):
+        for first, *others in hoist_everywhere(n for n in nodes if n.op == "matmul" and self.model.is_gemm(n)):
             yield Match(EVERYWHERE, *first, tuple(others))
 
     def _node_matches(self, node: Node) -> Iterator[Match]:

@@ -21,7 +21,8 @@ EXACT = Float64()
 
 @dataclass(frozen=True)
 class Sequence:
-    """Values of one head: `tensors` by input name, [T, n] (a log gate per token, a scalar argument [1, 1])."""
+    """Values of one head: `tensors` by input name, [T, n] (a log gate per token, a scalar argument [1, 1]; what is
+    given for each of N steps has N rows a token)."""
 
     tensors: Mapping[str, Array]
     state: Array
@@ -30,13 +31,14 @@ class Sequence:
 
     def chunks(self, spec: OpSpec) -> list[dict[str, Array]]:
         """For each chunk its inputs by chunk symbol, without the state."""
-        length = max(len(self.tensors[i.name]) for i in spec.inputs if i.heads != "none")
+        length = min(len(self.tensors[i.name]) for i in spec.inputs if i.heads != "none")
         found = []
         for start in range(0, length, self.chunk):
             values = {}
             for tensor in spec.inputs:
                 whole = self.tensors[tensor.name]
-                part = whole if tensor.heads == "none" else whole[start : start + self.chunk]
+                rows = len(whole) // length if tensor.per_step else 1
+                part = whole if tensor.heads == "none" else whole[rows * start : rows * (start + self.chunk)]
                 values[tensor.chunk_symbol] = np.cumsum(part, axis=0) if tensor.role == "log_gate" else part
             found.append(values)
         return found
@@ -78,4 +80,4 @@ def run_backward(
 
 
 def _rows(spec: OpSpec, values: Mapping[str, Array]) -> int:
-    return max(len(values[i.chunk_symbol]) for i in spec.inputs if i.heads != "none")
+    return min(len(values[i.chunk_symbol]) for i in spec.inputs if i.heads != "none")

@@ -16,6 +16,15 @@ _CALLS = {
     "column_sum": "column_sum",
     "row_minus_column": "row_minus_column",
     "suffix_sum": "suffix_sum",
+    "following": "following",
+    "step_sum": "step_sum",
+    "at_last": "at_last",
+    "gapply": "gapply",
+    "gapply_transposed": "gapply_transposed",
+    "before": "before",
+    "gdot": "gdot",
+    "each": "each",
+    "last": "last",
 }
 _ATOM, _PRODUCT, _SUM = 2, 1, 0
 
@@ -47,7 +56,7 @@ class _Writer:
             return self.product(node.args or (node,))
         if node.op == "add":
             return self.sum(terms_of(node))
-        return f"{_CALLS[node.op]}({self.text(node.args[0])[0]})", _ATOM
+        return f"{_CALLS[node.op]}({', '.join(self.text(a)[0] for a in node.args)})", _ATOM
 
     def operand(self, node: Node, binding: int) -> str:
         text, bound = self.text(node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qlagen.algebra.build import build_recurrence, chunk_inputs
+from qlagen.algebra.build import build_recurrence, chunk_inputs, step_symbol
 from qlagen.algebra.derivation import Form
 from qlagen.algebra.evaluate import evaluate
 from qlagen.algebra.fields import Array, Field, PrimeField
@@ -100,7 +100,8 @@ def _running_product(decays: Array, prime: int) -> Array:
 
 def run_recurrence(spec: OpSpec, point: Point, sizes: Mapping[str, int], field: Field) -> tuple[Array, Array]:
     """The spec's own ``[recurrence]``, token by token: outputs [C, V] and the state after the chunk."""
-    nodes = build_recurrence(spec)
+    steps = sizes.get(spec.steps, 1)
+    nodes = build_recurrence(spec, steps)
     state = point.values[spec.state]
     rows = []
     for t in range(sizes["C"]):
@@ -108,7 +109,11 @@ def run_recurrence(spec: OpSpec, point: Point, sizes: Mapping[str, int], field: 
         for tensor in spec.inputs:
             source = point.decays if tensor.role == "log_gate" else point.values
             value = source[tensor.chunk_symbol]
-            env[tensor.token_symbol] = value if tensor.heads == "none" else value[t][:, None]
+            if tensor.per_step:
+                for index in range(steps):
+                    env[step_symbol(tensor.token_symbol, index)] = value[t * steps + index][:, None]
+            else:
+                env[tensor.token_symbol] = value if tensor.heads == "none" else value[t][:, None]
         output, state = evaluate(nodes, env, 1, field, sizes=sizes)
         rows.append(output[:, 0])
     return np.array(rows), state

@@ -7,20 +7,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from qlagen.algebra.ir import (
     Node,
     Op,
+    before,
     column_sum,
     decay,
+    each,
     from_start,
+    gdot,
     inverse,
+    last,
     linear,
     matmul,
     multiply,
-    row_minus_column,
     row_sum,
-    suffix_sum,
     to_end,
     topological,
     total,
     transpose,
+)
+from qlagen.algebra.ir_adjoint import (
+    at_last,
+    following,
+    gapply,
+    gapply_transposed,
+    row_minus_column,
+    step_sum,
+    suffix_sum,
 )
 
 __all__ = ["compute_nodes", "substitute", "topological", "with_args"]
@@ -34,6 +45,10 @@ def with_args(node: Node, args: tuple[Node, ...]) -> Node:
         return _UNARY[node.op](args[0])
     if node.op in ("multiply", "matmul"):
         return (multiply if node.op == "multiply" else matmul)(*args)
+    if node.op in _TERNARY:
+        return _TERNARY[node.op](*args)
+    if node.op in ("each", "at_last"):
+        return (each if node.op == "each" else at_last)(args[0], node.shape[0])
     return node
 
 
@@ -43,11 +58,20 @@ _UNARY: dict[Op, Callable[[Node], Node]] = {
     "column_sum": column_sum,
     "row_minus_column": row_minus_column,
     "suffix_sum": suffix_sum,
+    "following": following,
+    "step_sum": step_sum,
     "inverse": inverse,
     "from_start": from_start,
     "to_end": to_end,
     "total": total,
     "decay": decay,
+    "before": before,
+    "last": last,
+}
+_TERNARY: dict[Op, Callable[[Node, Node, Node], Node]] = {
+    "gdot": gdot,
+    "gapply": gapply,
+    "gapply_transposed": gapply_transposed,
 }
 
 

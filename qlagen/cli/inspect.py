@@ -17,7 +17,7 @@ from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.portable import emit_portable
 from qlagen.errors import QlagenError, did_you_mean
 from qlagen.package.compile import DIGEST_LENGTH, load_schedules, schedule_plan
-from qlagen.program.plan import build_plan
+from qlagen.program.plan import build_plan, plan_programs
 from qlagen.program.show import show_program
 from qlagen.schedule.model import Schedule
 from qlagen.schedule.show import show_schedule
@@ -66,9 +66,9 @@ def show(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None] =
         return show_derivation(derivation)
     if options.stage == "portable":
         return emit_portable(derivation)
-    plan = build_plan(derivation)
     if options.stage == "program":
-        return show_program(plan)
+        return show_program(plan_programs(derivation))
+    plan = build_plan(derivation)
     say(f"scheduling {spec.name}")
     schedules = load_schedules(spec, options.target, options.schedules)
     scheduled = schedule_plan(plan, options.target, schedules)

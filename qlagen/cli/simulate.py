@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _simulate(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
-    chosen = [v for v in variants(spec.name) if not options.kernel or any(text in v.name for text in options.kernel)]
+    known = variants(spec.name)
+    if not known:
+        print(f"{spec.name}: it has no kernels, only a portable implementation", file=sys.stderr)
+        return []
+    chosen = [v for v in known if not options.kernel or any(text in v.name for text in options.kernel)]
     if not chosen:
-        names = ", ".join(variant.name for variant in variants(spec.name))
+        names = ", ".join(variant.name for variant in known)
         message = f"{spec.name} has no kernel variant named like {', '.join(options.kernel)}"
         raise QlagenError("E-KERNEL", message, notes=[f"variants: {names}"])
     cases = chosen_cases(spec, options, DEFAULT_CASES)
@@ -49,11 +54,14 @@ def _simulate(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], No
 
 
 def variants(operator: str) -> list[Variant]:
-    """Every choice of one kernel for each launch of an operator of the imported library. Raises E-LIBRARY."""
+    """Every choice of one kernel for each launch of an operator of the imported library; none for an operator that has
+    no kernels. Raises E-LIBRARY."""
     found: Any = importlib.import_module("qla_ops.runtime.choose").OPERATORS.get(operator)
     if found is None:
         hints = ["build the library from the same specs"]
         raise QlagenError("E-LIBRARY", f"the library has no operator {operator!r}", hints=hints)
+    if not found.programs:
+        return []
     file: Callable[[Any], Path] = importlib.import_module("qla_ops.runtime.builder").kernel_file
     return [
         Variant("+".join(kernel.module.split(".")[-1] for kernel in kernels), tuple(map(file, kernels)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qlagen.emit.context import SWIZZLE_COLUMNS, WARP, Context, end_thread, first_thread, is_padded
-from qlagen.emit.lines import CHUNK_ROWS, role_barrier
+from qlagen.emit.context import SWIZZLE_COLUMNS, WARP, Context, end_thread, first_thread
+from qlagen.emit.lines import role_barrier
 from qlagen.emit.parameters import dynamic_dimensions, parameters, scalars
 from qlagen.schedule.model import Schedule
 
@@ -46,12 +46,9 @@ def candidate_constants(context: Context) -> Entries:
     entries += [(role_barrier(role), str(number)) for number, role in enumerate(compute, 1)]
     entries += [
         ("SWIZZLE_COLUMNS", str(SWIZZLE_COLUMNS)),
+        ("BLOCK", "16"),
         ("LANE_ENTRIES", "CHUNK // WARP"),
         ("LANE_STEPS", str(WARP.bit_length() - 1)),
-        ("HALF", f"{CHUNK_ROWS} // 2"),
-        ("QUAD", "4"),
-        ("OCTET", "8"),
-        *(("ROW_PADDING", str(ring.shape[1] - CHUNK_ROWS)) for ring in schedule.rings if is_padded(ring)),
         ("SCAN_FLOOR", "-128.0"),
         ("MINUS_INFINITY", 'float("-inf")'),
         ("LOG2_E", "1.4426950408889634"),

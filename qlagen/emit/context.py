@@ -120,14 +120,19 @@ def end_thread(role: Role) -> str:
     return f"{role.name.upper()}_END"
 
 
-def is_padded(ring: Ring) -> bool:
-    """Rows of an fp32 matrix are longer than its columns, so that reading a column does not hit one bank."""
-    return len(ring.shape) == 2 and ring.dtype == "float32"
+def role_warp(role: Role) -> str:
+    """A warp's number inside its role."""
+    return f"(warp - {first_thread(role)} // WARP)" if role.first_thread else "warp"
+
+
+def slot_extent(ring: Ring) -> str:
+    """Elements of one slot."""
+    return " * ".join(TILE[dim] for dim in ring.dims)
 
 
 def is_static(ring: Ring) -> bool:
     """Only SIMT code touches it: static shared memory. What TMA or wgmma address lies in dynamic shared memory."""
-    return len(ring.shape) == 1 or is_padded(ring)
+    return len(ring.shape) == 1
 
 
 def dtype_text(dtype: str) -> str:

@@ -104,6 +104,7 @@ class KernelView:
     constants: tuple[tuple[str, str], ...]
     exports: tuple[tuple[str, str], ...]
     turned: bool
+    accumulated: bool
     helpers: tuple[str, ...]
     parameters: tuple[TensorView, ...]
     scalars: tuple[tuple[str, str], ...]

@@ -9,7 +9,7 @@ from qlagen.emit import file_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import Entries, candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
-from qlagen.emit.lines import role_lines
+from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
@@ -53,6 +53,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         constants=candidate_constants(context),
         exports=exports(context),
         turned=any(fragment.transposed_view for fragment in schedule.fragments),
+        accumulated=any(isinstance(line, views.Inverse) for line in lines),
         helpers=_helpers(context, lines),
         parameters=parameters(context),
         scalars=scalars(context),
@@ -63,7 +64,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         registers=register_views(context, lines),
         integers=written_integers(prologue, lines),
         prologue=prologue,
-        layouts=layouts(context),
+        layouts=layouts(context, lines),
         padding=_padding(context),
         compute=compute_views,
         movers=mover_views,
@@ -105,6 +106,7 @@ def _increases(schedule: Schedule, registers: int | None) -> bool:
 def _compute_role(context: Context, role: Role) -> file_views.RoleView:
     loop = file_views.LoopView("0", "iterations", role_lines(context, role))
     before, after = _state_lines(context, role)
+    before = (*clear_lines(context, role), *before)
     return file_views.RoleView(
         name=role.name,
         end=end_thread(role),
@@ -179,6 +181,8 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     cut = any(isinstance(line, views.LoadTiles) and line.cut for line in lines)
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    inverted = any(isinstance(line, views.Inverse) for line in lines)
+    used |= {"block_products": inverted, "unit_lower_inverse": inverted}
     return tuple(name for name, wanted in used.items() if wanted)
 
 

@@ -10,9 +10,10 @@ from qlagen.emit.context import (
     Context,
     end_thread,
     first_thread,
-    is_padded,
     ring_name,
+    role_warp,
     slot,
+    slot_extent,
     stage,
 )
 from qlagen.emit.maps import comment_of, map_view, vector_view
@@ -63,11 +64,6 @@ def role_thread(role: Role) -> str:
     return f"(tx - {first_thread(role)})" if role.first_thread else "tx"
 
 
-def role_warp(role: Role) -> str:
-    """A warp's number inside its role."""
-    return f"(warp - {first_thread(role)} // WARP)" if role.first_thread else "warp"
-
-
 def role_threads(role: Role) -> str:
     return f"{end_thread(role)} - {first_thread(role)}"
 
@@ -115,11 +111,6 @@ def _turn(context: Context, role: Role, step: Step) -> views.Line:
 def _put(context: Context, role: Role, step: Step) -> views.Line:
     source = step.reads[0]
     ring = _operand(context, step.ring_out)
-    if is_padded(ring):
-        rows, columns = context.extents(source)
-        return views.PutElements(
-            rows, columns, context.fragment(source), ring_name(ring), stage(ring), comment_of(step)
-        )
     if step.writes is None:
         return views.Put("", "", context.fragment(source), None, False, slot(ring), comment_of(step))
     via = context.values[step.writes]
@@ -148,17 +139,35 @@ def _inverse(context: Context, role: Role, step: Step) -> views.Line:
     if role.warps != 4:
         message = f"step {step.name}: an inverse takes a role of 4 warps, {role.name} has {role.warps}"
         raise QlagenError("E-EMIT", message)
-    source, out = _operand(context, step.rings[0]), _operand(context, step.ring_out)
+    work, out = _operand(context, step.scratch), _operand(context, step.ring_out)
     return views.Inverse(
-        thread=role_thread(role),
         warp=role_warp(role),
-        matrix=ring_name(source),
-        matrix_stage=stage(source),
-        out=ring_name(out),
-        out_stage=stage(out),
+        matrix=context.fragment(step.reads[0]),
+        work=f"{ring_name(work)}[{stage(work)}, 0]",
+        work_extent=str(work.shape[0]),
+        out=f"{ring_name(out)}[{stage(out)}, 0, 0]",
+        out_extent=slot_extent(out),
         barrier=role_barrier(role),
         threads=role_threads(role),
         comment=comment_of(step),
+    )
+
+
+def clear_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
+    """What a role's inverses need before the loop."""
+    steps = (i.step for i in role.body if i.step is not None and i.step.kind == "inverse")
+    return tuple(_clear(role, _operand(context, s.scratch), _operand(context, s.ring_out)) for s in steps)
+
+
+def _clear(role: Role, work: Ring, ring: Ring) -> views.Line:
+    return views.ClearSlots(
+        thread=role_thread(role),
+        work=f"{ring_name(work)}[{stage(work)}, 0]",
+        work_extent=str(work.shape[0]),
+        out=f"{ring_name(ring)}[0, 0, 0]",
+        extent=f"{STAGES[ring.stage_class]} * {slot_extent(ring)}",
+        barrier=role_barrier(role),
+        threads=role_threads(role),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlagen.emit.context import TILE, Context, entry, ring_name, stage
+from qlagen.emit.context import TILE, Context, entry, ring_name, role_warp, stage
 from qlagen.emit.expressions import broken, factors, product, render, strictest
 from qlagen.emit.views import Comment, GateVector, Map, MapLoop, Vector
 from qlagen.errors import QlagenError
@@ -23,6 +23,10 @@ def required_expr(step: Step) -> ElementExpr:
     return step.expr
 
 
+BLOCK_COLUMN = "part * BLOCK + column"
+"""The column of a matrix that is made in blocks of as many columns as a warp has rows."""
+
+
 @dataclass(frozen=True)
 class MapText:
     """Names of a map's operands. `row` and `column` here index the program's matrix, in the text the register
@@ -31,6 +35,7 @@ class MapText:
     context: Context
     step: Step
     flipped: bool
+    column_text: str = "column"
 
     @property
     def row(self) -> str:
@@ -38,7 +43,7 @@ class MapText:
 
     @property
     def column(self) -> str:
-        return "row" if self.flipped else "column"
+        return "row" if self.flipped else self.column_text
 
     @property
     def gates(self) -> dict[str, Gate]:
@@ -54,7 +59,8 @@ class MapText:
             index = self.row if ref.along == "rows" else self.column
             return entry(self.context.rings[ref.name], index)
         value = self.context.values[ref.name]
-        return f"{self.context.fragment(ref.name)}[{'column, row' if value.transposed_view else 'row, column'}]"
+        index = "column, row" if value.transposed_view else f"row, {self.column_text}"
+        return f"{self.context.fragment(ref.name)}[{index}]"
 
     def _gate(self, gate: Gate, keeps: str | None) -> str:
         """A gate's entry; `keeps` overrides which entries a decay keeps."""
@@ -64,6 +70,8 @@ class MapText:
         if gate.kind != "decay":
             return f"T.if_then_else({keep}, 1.0, 0.0)"
         exponent = f"{gate.name}_rows[{self.row}] - {gate.name}_columns[{self.column}]"
+        if self.step.below:
+            return f"T.exp2({exponent})"
         return f"T.exp2(T.if_then_else({keep}, {exponent}, MINUS_INFINITY))"
 
     def masked_product(self, parts: Sequence[ElementExpr]) -> str:
@@ -80,17 +88,17 @@ class MapText:
             return self._gate(gate, keeps) if gate is not None and gate.kind == "decay" else self.leaf(ref)
 
         text = product(kept, leaf)
-        if keeps is None or decays:
+        if keeps is None or decays or self.step.below:
             return text
         return f"T.if_then_else({self.row} {keeps} {self.column}, {text}, 0.0)"
 
 
 def map_view(context: Context, role: Role, step: Step) -> Map:
     """Spells a map. Exponentials are made in place in fp32 and converted in a second loop: pairs convert together."""
-    text = MapText(context, step, context.is_flipped(role))
+    text = MapText(context, step, context.is_flipped(role), BLOCK_COLUMN if step.below else "column")
     assert step.writes is not None
     out = context.values[step.writes]
-    index = "column, row" if out.transposed_view else "row, column"
+    index = "column, row" if out.transposed_view else f"row, {text.column_text}"
     target = f"{context.fragment(step.writes)}[{index}]"
     parts = factors(required_expr(step))
     host = _fp32_host(context, step, parts) if out.dtype == "data" and _has_decay(text, parts) else None
@@ -105,8 +113,10 @@ def map_view(context: Context, role: Role, step: Step) -> Map:
     rows, columns = context.extents(step.writes)
     if out.transposed_view:
         rows, columns = columns, rows
-    gates = gate_vectors(context, step, (text.row, text.column), (rows, columns))
-    return Map(rows, columns, gates, _last_entries(context, step), loops, comment_of(step))
+    axes = ("column", "row") if text.flipped else ("row", "column")
+    gates = gate_vectors(context, step, axes, (rows, columns))
+    warp = role_warp(role) if step.below else None
+    return Map(rows, columns, gates, _last_entries(context, step), loops, warp, comment_of(step))
 
 
 def _has_decay(text: MapText, parts: Sequence[ElementExpr]) -> bool:

@@ -10,7 +10,6 @@ from qlagen.emit.context import (
     TILE,
     Context,
     dtype_text,
-    is_padded,
     is_static,
     ring_name,
 )
@@ -32,9 +31,7 @@ def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
 
 
 def _ring_shape(ring: Ring) -> str:
-    sizes = [TILE[dim] for dim in ring.dims]
-    if is_padded(ring):
-        sizes[-1] += " + ROW_PADDING"
+    sizes = [TILE[dim] for dim in ring.dims] or [str(size) for size in ring.shape]
     return f"({', '.join((STAGES[ring.stage_class], *sizes))})"
 
 
@@ -86,9 +83,6 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
     if any(isinstance(line, views.Scan) for line in lines):
         found += [_fp32("sums", "alloc_local", "LANE_ENTRIES")]
         found += [_fp32(name, "alloc_local", "1") for name in ("lane_sum", "lane_before")]
-    if any(isinstance(line, views.Inverse) for line in lines):
-        sizes = {"solution": "HALF", "part": "QUAD", "upper": "QUAD", "lower": "QUAD", "patch": "OCTET"}
-        found += [_fp32(name, "alloc_local", size) for name, size in sizes.items()]
     return tuple({view.name: view for view in found}.values())
 
 
@@ -105,13 +99,17 @@ def written_integers(prologue: Iterable[tuple[str, str]], lines: Sequence[views.
     return tuple(dict.fromkeys(names))
 
 
-def layouts(context: Context) -> tuple[tuple[str, str], ...]:
-    """Layouts that TileLang cannot infer: transposed accumulators, and the swizzle of 16-bit tiles no product reads."""
+def layouts(context: Context, lines: Iterable[views.Line]) -> tuple[tuple[str, str], ...]:
+    """Layouts that TileLang cannot infer: transposed accumulators, what an inverse takes as accumulators, and the
+    swizzle of 16-bit tiles that no product reads."""
     found = [
         (fragment.name, f"turned({', '.join(context.extents(fragment.values[0]))})")
         for fragment in context.schedule.fragments
         if fragment.transposed_view
     ]
+    for line in lines:
+        if isinstance(line, views.Inverse):
+            found.append((line.matrix, "accumulated(CHUNK, CHUNK)"))
     for ring in context.schedule.rings:
         if len(ring.shape) == 2 and not is_static(ring) and not context.is_gemm_operand(ring):
             found.append((ring_name(ring), f"tilelang.layout.make_full_bank_swizzled_layout({ring_name(ring)})"))

@@ -13,6 +13,7 @@ from qlagen.emit.context import (
     columns_of,
     ring_name,
     slot,
+    slot_extent,
     stage,
 )
 from qlagen.emit.lines import barrier_line
@@ -117,10 +118,6 @@ def _parts(ring: Ring) -> str:
     return f"{TILE[ring.dims[1]]} // SWIZZLE_COLUMNS"
 
 
-def _extent(ring: Ring) -> str:
-    return " * ".join(TILE[dim] for dim in ring.dims)
-
-
 def _check_width(ring: Ring) -> None:
     if ring.shape[1] % SWIZZLE_COLUMNS or ring.dtype != "data":
         message = f"ring {ring.name} has {ring.shape[1]} columns of {ring.dtype}"
@@ -158,7 +155,7 @@ def _tile(context: Context, ring: Ring) -> views.TileView:
         source=_tile_in_tensor(context, ring),
         slot=slot(ring),
         address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
-        extent=_extent(ring),
+        extent=slot_extent(ring),
         parts=_parts(ring),
         barrier=f"{context.ready_barrier(ring.name)}[{stage(ring)}]",
     )
@@ -175,7 +172,7 @@ def _store_rows(context: Context, ring: Ring) -> views.StoreRows:
     return views.StoreRows(
         out=first_element(tensor, "start", context.carried),
         address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
-        extent=_extent(ring),
+        extent=slot_extent(ring),
         stride=token_stride(tensor),
         parts=_parts(ring),
         comment=views.Comment("", f"{tensor.name}, rows of the cut chunk"),

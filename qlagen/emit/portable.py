@@ -19,21 +19,23 @@ from qlagen.program.ir import (
     ElementExpr,
     Elementwise,
     Gate,
+    GatedDot,
     Gemm,
     Inverse,
     Load,
     Number,
     Operation,
     Ref,
+    Rows,
     Scan,
 )
-from qlagen.program.plan import build_plan
+from qlagen.program.plan import plan_programs
 from qlagen.spec.model import Input, OpSpec
 
 TEMPLATE = "portable.py.jinja"
 WIDTH = 120
 _TAKEN = ("torch", "runtime", "partial", "Tensor", "CHUNK", "forward")
-_LOCAL = ("chunks", "dtype", "outputs", "values", "initial_state", "cu_seqlens")
+_LOCAL = ("chunks", "dtype", "steps", "outputs", "values", "initial_state", "cu_seqlens")
 _SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 
 
@@ -74,7 +76,7 @@ def emit_portable(derivation: Derivation) -> str:
     returns (o, final_state). Scalars are Python numbers. The module imports torch and, beside it, ``runtime.py`` of the
     library's portable package.
     """
-    plan = build_plan(derivation)
+    plan = plan_programs(derivation)
     sections = [section for program in plan.programs for section in split_program(program)]
     view = _view(derivation.spec, dict(plan.dims)["C"], sections)
     return make_environment(template_root()).get_template(TEMPLATE).render(view=view)
@@ -108,6 +110,7 @@ def _function(section: Section) -> FunctionView:
     parameters = [f"{name}: Tensor" for name in _names(tensors)]
     keywords = [f"{name}: float" for name in _names(section.scalars)]
     keywords += ["dtype: torch.dtype"] if section.needs_dtype else []
+    keywords += ["steps: int"] if section.needs_steps else []
     count = len(section.results)
     returned = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
     signature = [*parameters, *(["*", *keywords] if keywords else [])]
@@ -148,10 +151,16 @@ def _right_side(operation: Operation, section: Section) -> str:
         case Load():
             raise ValueError("loads are parameters")
         case Scan():
-            return f"{_identifier(operation.source)}.cumsum(-1)"
+            return f"{_identifier(operation.source)}.cumsum({_row_axis(operation.source, section)})"
         case Gate():
-            source = _like(section) if operation.source is None else _identifier(operation.source)
-            return f"runtime.{operation.kind}({source}, dtype)"
+            return _gate(operation, section)
+        case GatedDot():
+            names = ", ".join(_names((operation.left, operation.right, operation.gate)))
+            return f"runtime.gdot{'_before' if operation.exclusive else ''}({names})"
+        case Rows():
+            steps = "" if operation.kind == "before" else "steps, "
+            axis = _row_axis(operation.source, section)
+            return f"runtime.{operation.kind}({_identifier(operation.source)}, {steps}{axis})"
         case Inverse():
             return f"runtime.inv_unit_lower({_identifier(operation.source)})"
         case Gemm():
@@ -162,9 +171,24 @@ def _right_side(operation: Operation, section: Section) -> str:
             return _expression(operation.expr, section.dims[operation.name], section)
 
 
-def _like(section: Section) -> str:
-    """A matrix with a row per token: it gives a mask its size."""
-    rows = [name for name in section.inputs if section.dims[name][:1] == ("C",)]
+def _row_axis(name: str, section: Section) -> int:
+    """The axis of the rows, from the end."""
+    return -len(section.dims[name])
+
+
+def _gate(gate: Gate, section: Section) -> str:
+    if gate.source is None:
+        return f"runtime.{gate.kind}({_like(section, gate.rows)}, dtype)"
+    source = _identifier(gate.source)
+    if gate.kind == "decay":
+        return f"runtime.decay{'_before' if gate.exclusive else ''}({source}, dtype)"
+    axis = "" if gate.kind == "from_start" else f", {_row_axis(gate.source, section)}"
+    return f"runtime.{gate.kind}({source}, dtype{axis})"
+
+
+def _like(section: Section, side: str) -> str:
+    """A matrix with as many rows as a mask: it gives the mask its size."""
+    rows = [name for name in section.inputs if section.dims[name][:1] == (side,)]
     matrices = [name for name in rows if len(section.dims[name]) == 2]
     return _identifier(matrices[0]) if matrices else f"{_identifier(rows[0])}[..., None]"
 
@@ -216,7 +240,7 @@ def _view(spec: OpSpec, chunk: int, sections: Sequence[Section]) -> PortableView
         chunk=chunk,
         functions=tuple(map(_function, sections)),
         uses_torch=any(section.needs_dtype for section in sections),
-        uses_partial=bool(step.scalars) or step.needs_dtype,
+        uses_partial=bool(step.scalars) or step.needs_dtype or step.needs_steps,
         signature=_bracketed("def forward(", parameters, ") -> tuple[Tensor, Tensor]:"),
         argument_lines=tuple(_argument(spec, item) for item in spec.inputs),
         data_arguments=", ".join(_identifier(item.name) for item in data),
@@ -250,10 +274,13 @@ def _argument(spec: OpSpec, item: Input) -> str:
 
 def _body(spec: OpSpec, sections: Sequence[Section]) -> list[str]:
     lines: list[str] = []
+    if any(section.needs_steps for section in sections):
+        lines.append(f"steps = {_size(spec, spec.steps)}")
     for item in (item for item in spec.inputs if item.heads != "none"):
         name = _identifier(item.name)
         method = "gather_log_gate" if item.role == "log_gate" else "gather"
-        lines.append(f"{name} = chunks.{method}({name})")
+        per_step = ", per_step=True" if item.per_step else ""
+        lines.append(f"{name} = chunks.{method}({name}{per_step})")
     *ahead, step = sections
     for section in ahead:
         results = ", ".join(_names(section.stores))
@@ -271,7 +298,8 @@ def _body(spec: OpSpec, sections: Sequence[Section]) -> list[str]:
 
 def _keywords(section: Section) -> list[str]:
     keywords = [f"{name}={name}" for name in _names(section.scalars)]
-    return keywords + (["dtype=dtype"] if section.needs_dtype else [])
+    keywords += ["dtype=dtype"] if section.needs_dtype else []
+    return keywords + (["steps=steps"] if section.needs_steps else [])
 
 
 def _indented(before: str, items: Sequence[str], after: str) -> str:
@@ -281,6 +309,6 @@ def _indented(before: str, items: Sequence[str], after: str) -> str:
 def _size(spec: OpSpec, dim: str) -> str:
     """The size of a dimension: an input's, else the spec's."""
     for item in spec.inputs:
-        if item.dims == (dim,):
-            return f"{_identifier(item.name)}.shape[-1]"
+        if dim in item.dims:
+            return f"{_identifier(item.name)}.shape[{item.dims.index(dim) - len(item.dims)}]"
     return str(dict(spec.dims)[dim])

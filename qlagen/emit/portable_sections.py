@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlagen.program.dims import infer_dims, needed, operands
-from qlagen.program.ir import Carry, Dims, Gate, Load, Operation, Program
+from qlagen.program.ir import Carry, Dims, Gate, Load, Operation, Program, Rows
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Section:
     @property
     def needs_dtype(self) -> bool:
         return any(isinstance(operation, Gate) for operation in self.operations)
+
+    @property
+    def needs_steps(self) -> bool:
+        """It goes from tokens to their steps or back."""
+        return any(isinstance(operation, Rows) and operation.kind != "before" for operation in self.operations)
 
 
 def split_program(program: Program) -> list[Section]:

@@ -71,6 +71,8 @@ class Map(Line):
     gates: tuple[GateVector, ...]
     last: tuple[tuple[str, str], ...]
     loops: tuple[MapLoop, ...]
+    below: str | None
+    """The warp's number when blocks above the diagonal are left out."""
     comment: Comment
 
 
@@ -111,19 +113,6 @@ class Put(Line):
 
 
 @dataclass(frozen=True)
-class PutElements(Line):
-    """A register tile to padded shared memory, element by element."""
-
-    macro = "put_elements"
-    rows: str
-    columns: str
-    source: str
-    out: str
-    stage: str
-    comment: Comment
-
-
-@dataclass(frozen=True)
 class Vector(Line):
     macro = "vector"
     out: str
@@ -149,18 +138,32 @@ class Scan(Line):
 
 @dataclass(frozen=True)
 class Inverse(Line):
-    """(I + L)^-1 of a strictly lower [C, C] matrix in fp32 shared memory, rounded once into an output slot."""
+    """(I + L)^-1 of a strictly lower [C, C] matrix in accumulators, rounded once into an output slot."""
 
     macro = "inverse"
-    thread: str
     warp: str
     matrix: str
-    matrix_stage: str
+    work: str
+    work_extent: str
     out: str
-    out_stage: str
+    out_extent: str
     barrier: str
     threads: str
     comment: Comment
+
+
+@dataclass(frozen=True)
+class ClearSlots(Line):
+    """Zeros in an inverse's scratch and all slots of its output: what lies above the diagonal is never written."""
+
+    macro = "clear_slots"
+    thread: str
+    work: str
+    work_extent: str
+    out: str
+    extent: str
+    barrier: str
+    threads: str
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def view_arguments(spec: OpSpec) -> tuple[ArgumentView, ...]:
 
 def is_normalised(entry: Input) -> bool:
     """Whether ``use_qk_l2norm_in_kernel`` applies: a data vector of length K on the key heads."""
-    return entry.dtype == "data" and entry.heads == "key" and entry.dims == ("K",)
+    return entry.dtype == "data" and entry.heads == "key" and entry.width == "K"
 
 
 def _view(entry: Input, spec: OpSpec) -> ArgumentView:

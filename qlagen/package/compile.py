@@ -10,9 +10,11 @@ from qlagen.algebra.cache import derive_cached
 from qlagen.algebra.derivation import Derivation
 from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.portable import emit_portable
+from qlagen.errors import QlagenError
 from qlagen.package.kernel_files import KernelFile, read_kernel_file
 from qlagen.program.ir import Plan
-from qlagen.program.plan import build_plan
+from qlagen.program.kernels import UNSUPPORTED
+from qlagen.program.plan import build_plan, plan_programs
 from qlagen.schedule.model import Schedule
 from qlagen.schedule.options import ScheduleFile, load_options
 from qlagen.schedule.target import load_target
@@ -36,16 +38,27 @@ class CompiledOperator:
     """For each schedule its kernel file."""
     portable: str
     """Text of the portable module."""
+    obstacle: str = ""
+    """Why kernels cannot run the operator; empty when they can."""
 
 
 def compile_operator(
     spec: OpSpec, target: str, schedules: ScheduleFile, progress: Callable[[str], None] = lambda _: None
 ) -> CompiledOperator:
-    """Runs the stages; `progress` is told what comes next. Raises QlagenError with the code of the refusing stage."""
+    """Runs the stages; `progress` is told what comes next. An operator that kernels cannot run yet has none.
+
+    Raises QlagenError with the code of the refusing stage.
+    """
     progress(f"{spec.name}: derive")
     derivation = derive_cached(spec)
     progress(f"{spec.name}: plan and schedule")
-    plan = build_plan(derivation)
+    try:
+        plan = build_plan(derivation)
+    except QlagenError as fault:
+        if fault.code != UNSUPPORTED:
+            raise
+        portable = emit_portable(derivation)
+        return CompiledOperator(spec, derivation, plan_programs(derivation), (), (), portable, fault.message)
     scheduled = schedule_plan(plan, target, schedules)
     progress(f"{spec.name}: emit")
     kernels = tuple(tuple(_emit(schedule, spec, target) for schedule in variants) for variants in scheduled)

@@ -81,8 +81,9 @@ def _operator_files(compiled: CompiledOperator, view: OperatorView) -> dict[str,
     files = {
         f"{PACKAGE}/operators/{name}.py": render("package/operator.py.jinja", view),
         f"{PACKAGE}/portable/{name}.py": compiled.portable,
-        f"{folder}/__init__.py": f'{banner("operator specs")}\n"""Kernels of {view.function}."""\n',
     }
+    if not compiled.obstacle:
+        files[f"{folder}/__init__.py"] = f'{banner("operator specs")}\n"""Kernels of {view.function}."""\n'
     for kernels in compiled.kernels:
         files |= {f"{folder}/{kernel.stem}.py": kernel.text for kernel in kernels}
     return files

@@ -17,6 +17,8 @@ from qlagen.spec.model import OpSpec
 TILELANG_VERSION = "0.1.15"
 """The version that kernels are written for."""
 
+_RECORDS = ("Kernel", "Operator", "Program", "ScalarArgument", "TensorArgument", "Workspace")
+_PORTABLE_RECORDS = ("Operator", "ScalarArgument", "TensorArgument")
 _DOC_WIDTH = 108
 _RECORD_INDENT = 20
 _RECORD_WIDTH = 90
@@ -66,6 +68,10 @@ class OperatorView:
     intermediates: tuple[str, ...]
     sources: tuple[str, ...]
     """Lines that cite the references; none without references."""
+    records: str
+    """The record classes that the module uses."""
+    obstacle: str
+    """Why there are no kernels; empty when there are."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class LibraryView:
     version: str
     tilelang_version: str
     operators: tuple[OperatorView, ...]
+    example: OperatorView
+    """The operator that the documentation shows: the first one with kernels, if there is any."""
     exports: tuple[str, ...]
 
 
@@ -81,7 +89,7 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
     """The view of one operator's module."""
     spec, plan = compiled.spec, compiled.plan
     arguments = view_arguments(spec)
-    workspaces = chunk_tensors(plan)
+    workspaces = () if compiled.obstacle else chunk_tensors(plan)
     normalised = [entry.name for entry in spec.inputs if is_normalised(entry)]
     return OperatorView(
         banner=banner(f"{PurePath(spec.file).name} (sha256 {spec.digest[:DIGEST_LENGTH]})"),
@@ -105,15 +113,19 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
         workspaces=tuple(_workspace(tensor) for tensor in workspaces),
         intermediates=tuple(_intermediate(tensor, spec) for tensor in workspaces),
         sources=_sources(spec),
+        records=", ".join(_PORTABLE_RECORDS if compiled.obstacle else _RECORDS),
+        obstacle=compiled.obstacle,
     )
 
 
 def view_library(operators: tuple[OperatorView, ...]) -> LibraryView:
     """The view of the files that name all operators."""
     fixed = ["BadValueError", "BuildError", "Explanation", "ImplementationUnavailableError", "LoadError"]
-    functions = [name for item in operators for name in (item.function, f"{item.function}_fwd")]
+    functions = [item.function for item in operators]
+    functions += [f"{item.function}_fwd" for item in operators if not item.obstacle]
     exports = sorted([*fixed, *functions, "can_use", "explain", "warmup"])
-    return LibraryView(banner("operator specs"), __version__, TILELANG_VERSION, operators, tuple(exports))
+    example = next((item for item in operators if not item.obstacle), operators[0])
+    return LibraryView(banner("operator specs"), __version__, TILELANG_VERSION, operators, example, tuple(exports))
 
 
 def banner(source: str) -> str:
@@ -144,7 +156,13 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
 
 def _recurrence(spec: OpSpec) -> tuple[str, ...]:
     gates = [f"{item.token_symbol} = exp({item.name})" for item in spec.inputs if item.token_symbol != item.name]
-    return (*gates, *(f"{stage.name} = {stage.text}" for stage in spec.recurrence))
+    lines = [f"{stage.name} = {stage.text}" for stage in spec.recurrence]
+    if spec.step:
+        first = 1 + [stage.name for stage in spec.recurrence].index(spec.first_state)
+        steps = [f"    {stage.name} = {stage.text}" for stage in spec.step]
+        again = f"{spec.steps} times, with {spec.state} = {spec.first_state} at first and {spec.next_state} after that:"
+        lines[first:first] = [again, *steps]
+    return (*gates, *lines)
 
 
 def _sources(spec: OpSpec) -> tuple[str, ...]:

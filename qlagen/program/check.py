@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlagen.program.dims import infer_dims, operands, program_error, show_dims
+from qlagen.program.dims import infer_dims, is_rows, operands, program_error, show_dims
 from qlagen.program.ir import Dims, Load, Plan, Program, Tensor
 
 
@@ -62,7 +62,7 @@ def _check_tensors(program: Program, dims: Mapping[str, Dims]) -> None:
             raise program_error(program, f"{store.value} {got} is stored as {store.tensor.name} {wanted}")
     tensors = [load.tensor for load in loads] + [store.tensor for store in program.stores]
     for tensor in tensors:
-        if tensor.layout == "token" and tensor.dims[:1] != ("C",):
+        if tensor.layout == "token" and not (tensor.dims and is_rows(tensor.dims[0])):
             raise program_error(program, f"{tensor.name} {show_dims(tensor.dims)} has no token axis")
     names = [tensor.name for tensor in tensors]
     if twice := [name for name in names if names.count(name) > 1]:

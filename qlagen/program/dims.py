@@ -11,12 +11,14 @@ from qlagen.program.ir import (
     ElementExpr,
     Elementwise,
     Gate,
+    GatedDot,
     Gemm,
     Inverse,
     Load,
     Operation,
     Program,
     Ref,
+    Rows,
     Scan,
 )
 
@@ -35,8 +37,10 @@ def operands(operation: Operation) -> tuple[str, ...]:
     match operation:
         case Load():
             return ()
-        case Scan() | Inverse():
+        case Scan() | Inverse() | Rows():
             return (operation.source,)
+        case GatedDot():
+            return (operation.left, operation.right, operation.gate)
         case Gate():
             return () if operation.source is None else (operation.source,)
         case Gemm():
@@ -88,11 +92,17 @@ def _dims(operation: Operation, dims: Mapping[str, Dims]) -> tuple[str, Dims]:
         case Load():
             return "", operation.tensor.dims
         case Scan():
-            return _expect(dims, operation.source, ("C",), ("C",))
+            return _expect(dims, operation.source, _of_rows(dims[operation.source]), dims[operation.source])
         case Inverse():
-            return _expect(dims, operation.source, ("C", "C"), ("C", "C"))
+            square = 2 * _rows(dims[operation.source])
+            return _expect(dims, operation.source, square, square)
         case Gate():
             return _gate_dims(operation, dims)
+        case GatedDot():
+            return _gated_dot_dims(operation, dims)
+        case Rows():
+            rows = _of_rows(dims[operation.source])
+            return _expect(dims, operation.source, rows, (operation.rows, *rows[1:]))
         case Gemm():
             return _gemm_dims(operation, dims)
         case Elementwise():
@@ -104,12 +114,42 @@ def _expect(dims: Mapping[str, Dims], source: str, wanted: Dims, result: Dims) -
     return ("" if got == wanted else f"needs {show_dims(wanted)}, but {source} is {show_dims(got)}"), result
 
 
+def is_rows(dim: str) -> bool:
+    """Whether a first dimension counts a chunk's rows: tokens, C, or their steps, C and the symbol of these."""
+    return dim.startswith("C")
+
+
+def _rows(dims: Dims) -> Dims:
+    """The symbol of the rows, C if there are none."""
+    return dims[:1] if dims and is_rows(dims[0]) else ("C",)
+
+
+def _of_rows(dims: Dims) -> Dims:
+    """What is wanted of a value with rows, and with or without columns."""
+    return (*_rows(dims), *dims[1:2])
+
+
 def _gate_dims(gate: Gate, dims: Mapping[str, Dims]) -> tuple[str, Dims]:
     masks = gate.kind in ("lower", "strict")
-    result: Dims = {"from_start": ("C",), "to_end": ("C",), "total": ()}.get(gate.kind, ("C", "C"))
     if masks != (gate.source is None):
-        return f"a {gate.kind} {'mask has no source' if masks else 'gate needs a source'}", result
-    return ("", result) if gate.source is None else _expect(dims, gate.source, ("C",), result)
+        return f"a {gate.kind} {'mask has no source' if masks else 'gate needs a source'}", ()
+    if gate.source is None:
+        return "", (gate.rows, gate.rows)
+    source = dims[gate.source]
+    if gate.kind == "decay":
+        return _expect(dims, gate.source, _rows(source), 2 * _rows(source))
+    wanted = _of_rows(source)
+    return _expect(dims, gate.source, wanted, wanted[1:] if gate.kind == "total" else wanted)
+
+
+def _gated_dot_dims(dot: GatedDot, dims: Mapping[str, Dims]) -> tuple[str, Dims]:
+    gate = dims[dot.gate]
+    wanted = (*_rows(gate), gate[1] if len(gate) == 2 else "K")
+    for operand in operands(dot):
+        fault, _ = _expect(dims, operand, wanted, ())
+        if fault:
+            return fault, ()
+    return "", 2 * _rows(gate)
 
 
 def _gemm_dims(gemm: Gemm, dims: Mapping[str, Dims]) -> tuple[str, Dims]:

@@ -44,7 +44,8 @@ def hoist(form: Form, state: str, gates: frozenset[str]) -> Hoisted:
 
 def is_hoistable(node: Node, state: str) -> bool:
     """An inverse, its transpose, or a broadcast product with one in it, that needs inputs (and those only)."""
-    if not depends_on(node) or state in depends_on(node) or node.shape != ("C", "C"):
+    square = node.shape[0] == node.shape[1] != "1"
+    if not depends_on(node) or state in depends_on(node) or not square:
         return False
     return node.op == "inverse" or (
         node.op in ("multiply", "transpose") and any(is_hoistable(a, state) for a in node.args)

@@ -2,7 +2,8 @@
 
 A program describes what is done for one chunk of `C` tokens of one value head. With a `Carry` the chunks of a
 sequence are walked in order; without one they are independent. Values have one or two dimensions out of the
-symbols ``C`` (tokens), ``K`` and ``V``, or none (numbers).
+symbols ``C`` (tokens), ``K`` and ``V``, or none (numbers). Of an operator with several steps per token, M of them, what
+is given for each step has ``CM`` rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Dims = tuple[str, ...]
 class Tensor:
     """A tensor in global memory.
 
-    `layout` ``token``: [tokens, heads, *dims[1:]]; dims[0] is C. ``chunk``: [chunks, heads, *dims], padded to whole
+    `layout` ``token``: [tokens, heads, *dims[1:]]; dims[0] is C, or CM: then there is an axis for the steps after the
+    heads. ``chunk``: [chunks, heads, *dims], padded to whole
     chunks (values that one generated kernel hands to another). ``state``: [sequences, heads, *dims].
     """
 
@@ -66,7 +68,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Scan:
-    """`name` [C] = inclusive cumulative sum of the [C] value `source` inside the chunk, in fp32."""
+    """`name` [C] = inclusive cumulative sum of the [C] value `source` inside the chunk, in fp32; of each column, when
+    it has columns."""
 
     name: str
     source: str
@@ -79,12 +82,16 @@ class Gate:
 
     ``from_start`` [C] exp(G); ``to_end`` [C] exp(G_last - G); ``total`` [] exp(G_last);
     ``decay`` [C, C] [i >= j] exp(G_i - G_j); ``lower`` [C, C] [i >= j]; ``strict`` [C, C] [i > j].
+    The first three of a gate with columns have its columns too. With `exclusive` the source is a gate before each
+    row's decay, and ``decay`` [i > j] exp(G_(i-1) - G_j). `rows` is the side of a mask.
     """
 
     name: str
     source: str | None
     kind: Literal["from_start", "to_end", "total", "decay", "lower", "strict"]
     origin: str = ""
+    exclusive: bool = False
+    rows: str = "C"
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,32 @@ class Inverse:
     origin: str = ""
 
 
-Operation = Load | Scan | Gate | Gemm | Elementwise | Inverse
+@dataclass(frozen=True)
+class GatedDot:
+    """`name` [C, C] = [i >= j] sum_c left_ic right_jc exp(G_ic - G_jc) of [C, K] values and a cumulative log gate
+    `gate` with as many columns; with `exclusive` as for a `Gate`: [i > j], G_(i-1)."""
+
+    name: str
+    left: str
+    right: str
+    gate: str
+    exclusive: bool = False
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`name` = the rows of `source` in another order. ``before``: the row above, zeros in the first. ``each``: every
+    row once for each step of its token. ``last``: the rows of each token's last step. `rows` is how many there are."""
+
+    name: str
+    source: str
+    kind: Literal["before", "each", "last"]
+    rows: str = "C"
+    origin: str = ""
+
+
+Operation = Load | Scan | Gate | Gemm | Elementwise | Inverse | GatedDot | Rows
 
 
 @dataclass(frozen=True)

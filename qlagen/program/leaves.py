@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from qlagen.algebra.build import chunk_inputs
 from qlagen.algebra.ir import Node
-from qlagen.errors import QlagenError
 from qlagen.program.hoist import Hoisted
-from qlagen.program.ir import Load, Scan, Tensor
-from qlagen.spec.model import Input, OpSpec
+from qlagen.program.ir import Dims, Load, Scan, Tensor
+from qlagen.spec.model import Input, OpSpec, Shape
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,32 @@ Leaves = Mapping[Node, Leaf]
 def prepare_leaves(spec: OpSpec) -> dict[Node, Leaf]:
     """Inputs as the caller gives them; cumulative gates are made here."""
     nodes = chunk_inputs(spec)
-    return {nodes[item.chunk_symbol]: _input_leaf(item) for item in spec.inputs}
+    return {nodes[item.chunk_symbol]: _input_leaf(spec, item) for item in spec.inputs}
 
 
 def carried_leaves(spec: OpSpec, tensors: Mapping[Node, Tensor], origins: Mapping[Node, str]) -> dict[Node, Leaf]:
     """Inputs, the carried value, and what an earlier program stored in `tensors`; `origins` are their spec stages."""
     nodes = chunk_inputs(spec)
     plain = [item for item in spec.inputs if item.role != "log_gate"]
-    leaves = {nodes[item.chunk_symbol]: _input_leaf(item) for item in plain}
+    leaves = {nodes[item.chunk_symbol]: _input_leaf(spec, item) for item in plain}
     for node, tensor in tensors.items():
         leaves[node] = Leaf(tensor.name, Load(tensor.name, tensor, origins.get(node, "")))
     return leaves | {nodes[spec.state]: Leaf(spec.state)}
 
 
-def _input_leaf(item: Input) -> Leaf:
+def _input_leaf(spec: OpSpec, item: Input) -> Leaf:
     if item.heads == "none":
         return Leaf(item.name, is_scalar=True)
-    tensor = Tensor(item.name, ("C", *item.dims), item.dtype, item.heads, "token")
+    tensor = Tensor(item.name, _dims((spec.rows_of(item), item.width)), item.dtype, item.heads, "token")
     load = Load(item.name, tensor)
     if item.role != "log_gate":
         return Leaf(item.name, load)
     return Leaf(item.chunk_symbol, load, Scan(item.chunk_symbol, item.name))
+
+
+def _dims(shape: Shape) -> Dims:
+    """The dimensions of a value in a program: vectors have no orientation."""
+    return tuple(side for side in shape if side != "1")
 
 
 def gate_names(spec: OpSpec) -> dict[Node, str]:
@@ -74,12 +78,12 @@ def chunk_tensors(
     tensors: dict[Node, Tensor] = {}
     for node in hoisted.matrices:
         name = _unused((stages.get(node) or f"{origins[node]}_inverse").lower(), taken)
-        tensors[node] = Tensor(name, ("C", "C"), "data", "value", "chunk")
+        tensors[node] = Tensor(name, _dims(node.shape), "data", "value", "chunk")
     names = gate_names(spec)
     for node in names:
         if node in hoisted.gates:
             name = _unused(f"{names[node]}_cum", taken)
-            tensors[node] = Tensor(name, ("C",), "float32", "value", "chunk")
+            tensors[node] = Tensor(name, _dims(node.shape), "float32", "value", "chunk")
     return tensors
 
 
@@ -92,15 +96,3 @@ def _unused(name: str, taken: set[str]) -> str:
 
 def _gates(spec: OpSpec) -> Iterable[Input]:
     return (item for item in spec.inputs if item.role == "log_gate")
-
-
-def check_gates(spec: OpSpec) -> None:
-    """Kernels take gates with one value per token and value head. Raises E-PROGRAM for others."""
-    for item in _gates(spec):
-        if item.dims:
-            raise QlagenError(
-                "E-PROGRAM",
-                f"the log gate {item.name} has a value per {item.dims[0]} channel",
-                span=item.span,
-                notes=["kernels take log gates with one value per token and head: shape = []"],
-            )

@@ -25,11 +25,13 @@ from qlagen.program.ir import (
     ElementExpr,
     Elementwise,
     Gate,
+    GatedDot,
     Gemm,
     Inverse,
     Number,
     Operation,
     Ref,
+    Rows,
 )
 from qlagen.program.leaves import Leaves
 from qlagen.program.sums import Accumulation, Uses, accumulate, protect_bases
@@ -107,8 +109,13 @@ class Lowering:
             return self.make_gate(node)
         if node.op == "mask":
             name = self.fresh(node.value)
-            self.gate_operations.append(Gate(name, None, cast(Literal["lower", "strict"], node.value), self.origin))
+            mask = cast(Literal["lower", "strict"], node.value)
+            self.gate_operations.append(Gate(name, None, mask, self.origin, rows=node.shape[0]))
             return name
+        if node.op in ("before", "each", "last"):
+            return self.make_rows(node, role)
+        if node.op == "gdot":
+            return self.make_gated_dot(node)
         if node.op == "inverse":
             return self.make_inverse(node)
         if node.op == "matmul":
@@ -123,10 +130,37 @@ class Lowering:
     def make_gate(self, node: Node) -> str:
         gate = node.args[0]
         source, _ = self.value(gate)
-        name = self.fresh(f"{self.gates[gate]}_{node.op}")
+        name = self.fresh(f"{self.gate_name(gate)}_{node.op}")
         gate_kind = cast(Literal["from_start", "to_end", "total", "decay"], node.op)
-        self.gate_operations.append(Gate(name, source, gate_kind, self.origin))
+        self.gate_operations.append(Gate(name, source, gate_kind, self.origin, gate.op == "before"))
         return name
+
+    def gate_name(self, gate: Node) -> str:
+        return self.gates[gate] if gate in self.gates else f"{self.gate_name(gate.args[0])}_{gate.op}"
+
+    def is_cumulative(self, node: Node) -> bool:
+        """A cumulative gate, or other rows of one."""
+        return node in self.gates or (node.op in ("before", "each") and self.is_cumulative(node.args[0]))
+
+    def make_rows(self, node: Node, role: str) -> str:
+        row_kind = cast(Literal["before", "each", "last"], node.op)
+        source, turned = self.value(node.args[0], role)
+        if turned and kind(node) == "matrix":
+            raise self.unsupported(f"{node.op} of the columns of a value")
+        if self.is_cumulative(node):
+            name = self.fresh(self.gate_name(node))
+            self.gate_operations.append(Rows(name, source, row_kind, node.shape[0], self.origin))
+            return name
+        return self.emit(Rows(self.name_of(node, f"{role}_{node.op}"), source, row_kind, node.shape[0], self.origin))
+
+    def make_gated_dot(self, node: Node) -> str:
+        left, turn_left = self.operand(node.args[0], "left")
+        right, turn_right = self.operand(node.args[1], "right")
+        if turn_left or turn_right:
+            raise self.unsupported("a gated product of the columns of a value")
+        gate, _ = self.value(node.args[2])
+        name = self.name_of(node, f"{left}_{right}" if len(left + right) < _LONGEST_JOINED_NAME else "product")
+        return self.emit(GatedDot(name, left, right, gate, node.args[2].op == "before", self.origin))
 
     def make_inverse(self, node: Node) -> str:
         if self.spec.state in depends_on(node):
@@ -245,7 +279,9 @@ class Lowering:
         return expr if coefficient == 1 else Apply("mul", Number(coefficient), expr)
 
     def must_turn(self, node: Node) -> bool:
-        """Entry by entry with a transposed matrix: then the transpose of the whole is computed."""
+        """Entry by entry with a transposed matrix: then the transpose of the whole is computed. Vectors have none."""
+        if node.op == "transpose":
+            return True
         return self.has_turned(node) and not self.has_turned(transpose(node))
 
     def has_turned(self, node: Node) -> bool:
@@ -276,7 +312,7 @@ class Lowering:
         self.taken.add(name)
         return name
 
-    def emit(self, operation: Elementwise | Gemm | Inverse) -> str:
+    def emit(self, operation: Elementwise | Gemm | Inverse | GatedDot | Rows) -> str:
         self.others.append(operation)
         return operation.name
 

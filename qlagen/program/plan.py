@@ -9,7 +9,8 @@ from qlagen.algebra.ir import Node, topological, transpose
 from qlagen.program.check import check_plan
 from qlagen.program.hoist import hoist
 from qlagen.program.ir import Carry, Plan, Program, Store, Tensor
-from qlagen.program.leaves import Leaves, carried_leaves, check_gates, chunk_tensors, gate_names, prepare_leaves
+from qlagen.program.kernels import check_kernels
+from qlagen.program.leaves import Leaves, carried_leaves, chunk_tensors, gate_names, prepare_leaves
 from qlagen.program.lower import Lowering, below
 from qlagen.program.place_scales import place_scales
 from qlagen.spec.model import OpSpec
@@ -19,11 +20,19 @@ def build_plan(derivation: Derivation) -> Plan:
     """The kernels of the chosen form, in launch order.
 
     ``prepare``, chunks in parallel, makes cumulative gates and inverses, if there are any; ``forward`` carries the
-    state from chunk to chunk and makes everything else. Raises E-PROGRAM for a form that tile operations cannot
-    express.
+    state from chunk to chunk and makes everything else. Raises E-UNSUPPORTED for an operator that kernels cannot run
+    yet, and E-PROGRAM for a form that tile operations cannot express.
+    """
+    check_kernels(derivation.spec, derivation.chosen)
+    return plan_programs(derivation)
+
+
+def plan_programs(derivation: Derivation) -> Plan:
+    """The same programs, whether kernels can run them or not: what the portable implementation spells in torch.
+
+    Raises E-PROGRAM.
     """
     spec = derivation.spec
-    check_gates(spec)
     form = place_scales(derivation.chosen, spec.state)
     gates = frozenset(item.chunk_symbol for item in spec.inputs if item.role == "log_gate")
     hoisted = hoist(form, spec.state, gates)
@@ -32,7 +41,9 @@ def build_plan(derivation: Derivation) -> Plan:
     tensors = chunk_tensors(spec, hoisted, stages, origins)
     programs = [_prepare(spec, form, tensors, origins)] if tensors else []
     programs.append(_forward(spec, form, tensors, origins))
-    plan = Plan(spec.name, (("C", derivation.proof.chunk), *spec.dims), tuple(programs))
+    rows = {"C": derivation.proof.chunk, **dict(spec.dims)}
+    rows[spec.step_rows] = spec.sizes(derivation.proof.chunk)[spec.step_rows]
+    plan = Plan(spec.name, tuple(rows.items()), tuple(programs))
     check_plan(plan)
     return plan
 
@@ -54,7 +65,7 @@ def _prepare(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], origins: 
 
 
 def _forward(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], origins: Mapping[Node, str]) -> Program:
-    of_matrices = {node: name for node, name in origins.items() if node.shape == ("C", "C")}
+    of_matrices = {node: name for node, name in origins.items() if node.shape[0] == node.shape[1]}
     leaves = carried_leaves(spec, tensors, of_matrices)
     lowering = _lower(spec, form, leaves, (form.output, form.state), origins)
     output = Tensor("o", ("C", "V"), "data", "value", "token")

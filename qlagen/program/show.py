@@ -11,6 +11,7 @@ from qlagen.program.ir import (
     ElementExpr,
     Elementwise,
     Gate,
+    GatedDot,
     Gemm,
     Inverse,
     Load,
@@ -19,6 +20,7 @@ from qlagen.program.ir import (
     Plan,
     Program,
     Ref,
+    Rows,
     Scan,
     Tensor,
 )
@@ -66,7 +68,13 @@ def _right_side(operation: Operation) -> str:
         case Scan():
             return f"scan({operation.source})"
         case Gate():
-            return f"{operation.kind}({operation.source or ''})"
+            before = "_before" if operation.exclusive and operation.kind == "decay" else ""
+            return f"{operation.kind}{before}({operation.source or ''})"
+        case GatedDot():
+            before = "_before" if operation.exclusive else ""
+            return f"gdot{before}({operation.left}, {operation.right}, {operation.gate})"
+        case Rows():
+            return f"{operation.kind}({operation.source})"
         case Inverse():
             return f"inv_unit_lower({operation.source})"
         case Gemm():

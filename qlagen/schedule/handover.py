@@ -77,6 +77,11 @@ class _Walk:
             slot.flying += asynchronous
         if asynchronous:
             self.flight.append(list(read.values()))
+        if step.scratch is not None:
+            slot = self.slot(step.scratch, iteration)
+            if slot.read:
+                return step.scratch, False
+            slot.read = True
         if step.ring_out is not None and step.ring_out in self.own:
             slot = self.slot(step.ring_out, iteration)
             if slot.read or slot.flying:

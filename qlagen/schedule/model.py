@@ -41,8 +41,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Ring:
-    """A shared-memory ring: one slot per stage. `shape` is one slot's, padding included: the source of an inverse has
-    four columns more than its dims say."""
+    """A shared-memory ring: one slot per stage. `shape` is one slot's. A step's own scratch has a shape and no dims."""
 
     name: str
     dims: Dims
@@ -66,7 +65,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class Step:
-    """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands."""
+    """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands. An
+    inverse (I + L)^-1 reads -L."""
 
     kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse"]
     name: str
@@ -74,6 +74,8 @@ class Step:
     rings: tuple[str, ...] = ()
     writes: str | None = None
     ring_out: str | None = None
+    scratch: str | None = None
+    """A ring that the step writes and reads inside, with barriers of its own in between."""
     after: tuple[str, ...] = ()
     """Steps that must be done first although no value flows (write after read)."""
     expr: ElementExpr | None = None
@@ -81,6 +83,8 @@ class Step:
     """Gates and masks that `expr` names."""
     lookups: tuple[tuple[str, str], ...] = ()
     """Gate name to ring: the cumulative log gate's, or for ``total`` the ``from_start`` vector that it ends."""
+    below: bool = False
+    """Of a [C, C] result only entries below the diagonal are read: it needs no mask, nor the blocks above."""
     left: str | None = None
     right: str | None = None
     left_home: Literal["registers", "shared"] = "registers"

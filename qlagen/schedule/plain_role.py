@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qlagen.program.dims import refs
-from qlagen.program.ir import Elementwise, Gate, Gemm, Inverse, Load, Operation, Ref, Scan, Store
+from qlagen.program.ir import Apply, Elementwise, Gate, Gemm, Inverse, Load, Number, Operation, Ref, Scan, Store
 from qlagen.schedule.analysis import Analysis, gemm_text, misplaced, rename
 from qlagen.schedule.model import DataType, Step
 from qlagen.schedule.steps import RingWrite, RoleSteps, StepBuilder, gemm_clocks
@@ -17,6 +17,8 @@ from qlagen.schedule.target import Clocks
 
 THREADS = 128
 """One warpgroup: a 64-row tile of accumulators."""
+INVERSE_SCRATCH = 11 * 256
+"""32-bit words of an inverse's own: four diagonal 16 x 16 blocks and places for seven products, in two 16-bit parts."""
 
 
 def lower_plain(
@@ -47,6 +49,7 @@ class _PlainRole(StepBuilder):
     ) -> None:
         super().__init__(name, analysis, clocks, THREADS, transposed=False, taken=taken)
         self.narrow_forms: dict[str, str] = {}
+        self.negative: set[str] = set()
         self.own = {operation.name: operation for operation in own}
         self.handed_over = handed_over
         self.stores = tuple(store for store in analysis.program.stores if store.value in self.own)
@@ -152,7 +155,7 @@ class _PlainRole(StepBuilder):
 
     # ---- matrices
 
-    def _in_ring(self, name: str, dtype: DataType, asynchronous: bool = False, by_columns: bool = False) -> str:
+    def _in_ring(self, name: str, dtype: DataType, asynchronous: bool = False) -> str:
         """A matrix where all threads of the role can read it."""
         if name in self.own and not self.analysis.is_load(name):
             write = self.writes.get(name)
@@ -164,7 +167,7 @@ class _PlainRole(StepBuilder):
         elif self.ring_dtype(name) != dtype:
             reason = f"is {self.ring_dtype(name)} in shared memory, where {dtype} is needed"
             raise misplaced(self.analysis, name, reason, "products take operands in the data type")
-        return self.read(name, asynchronous, by_columns)
+        return self.read(name, asynchronous)
 
     def _to_ring(self, name: str, ring: str, dtype: DataType, store: Store | None) -> None:
         source = name if name in self.values else self.fetch(name)
@@ -231,6 +234,11 @@ class _PlainRole(StepBuilder):
         elements = shape[0] * shape[1] // self.threads
         leaves = len(tuple(refs(operation.expr)))
         exponentials = any(gate.kind == "decay" for gate in gates)
+        inverted = self._is_inverted(operation.name)
+        expr = rename(operation.expr, names)
+        if inverted:
+            self.negative.add(operation.name)
+            expr = Apply("mul", expr, Number(-1))
         cost = self.clocks.gate_map if exponentials else elements * (leaves + 1) * self.clocks.element_half // 2
         self.steps.append(
             Step(
@@ -239,14 +247,21 @@ class _PlainRole(StepBuilder):
                 reads=tuple(names.values()),
                 rings=rings,
                 writes=operation.name,
-                expr=rename(operation.expr, names),
+                expr=expr,
                 gates=gates,
                 lookups=lookups,
+                below=inverted,
                 cost=cost,
                 origin=operation.origin,
-                note=operation.name + ("" if group is None else " in place"),
+                note=("-" if inverted else "") + operation.name + ("" if group is None else " in place"),
             )
         )
+
+    def _is_inverted(self, name: str) -> bool:
+        """Whether only inverses read a value: they take what is below the diagonal."""
+        users = self.analysis.uses[name]
+        kept = self._stores_of(name) or name in self.handed_over
+        return bool(users) and not kept and all(isinstance(user, Inverse) for user in users)
 
     def _map_dtype(self, operation: Elementwise) -> DataType:
         """16 bits when products, other roles and 16-bit tensors are all that read it."""
@@ -265,19 +280,39 @@ class _PlainRole(StepBuilder):
                 return self.values[read].group
         return None
 
+    def _negative(self, inverse: Inverse) -> str:
+        """The register value -L of an inverse (I + L)^-1: with it no product needs a sign."""
+        source = self._register(inverse.source)
+        if self.values[source].dtype != "float32":
+            reason = "is inverted, but lies in 16 bits in shared memory"
+            raise misplaced(self.analysis, inverse.source, reason, "make it in an elementwise operation")
+        if self._is_inverted(inverse.source) and inverse.source in self.negative:
+            return source
+        value = self.add_value(self.fresh(f"{inverse.source}_negative"), self.values[source].shape, "float32")
+        expr = Apply("mul", Ref(source), Number(-1))
+        cost = self.values[value].registers * self.clocks.element_half
+        note = f"-{inverse.source}"
+        self.steps.append(
+            Step("map", value, reads=(source,), writes=value, expr=expr, cost=cost, origin=inverse.origin, note=note)
+        )
+        return value
+
     def _inverse(self, inverse: Inverse) -> None:
         stores = self._stores_of(inverse.name)
         read = bool(self.analysis.uses[inverse.name])
         ring = inverse.name if read or not stores else self.output_ring(stores[0])
-        source = self._in_ring(inverse.source, "float32", by_columns=True)
+        source = self._negative(inverse)
+        scratch = self.read(self.fresh(f"{inverse.name}_blocks"))
+        self.writes[scratch] = RingWrite(scratch, inverse.name, (), "float32", self.name, scratch=INVERSE_SCRATCH)
         dims = self.analysis.dims[inverse.name]
         self.writes[ring] = RingWrite(ring, inverse.name, dims, "data", self.name, stores[0] if stores else None)
         self.steps.append(
             Step(
                 "inverse",
                 inverse.name,
-                rings=(source,),
+                reads=(source,),
                 ring_out=ring,
+                scratch=scratch,
                 scratch_registers=self.clocks.inverse_registers,
                 cost=self.clocks.inverse,
                 origin=inverse.origin,

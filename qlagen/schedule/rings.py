@@ -13,8 +13,6 @@ from qlagen.schedule.steps import BYTES, RingRead, RingWrite, RoleSteps
 
 LOADER = "load"
 """Producer of a ring filled from global memory, until movers are assigned."""
-COLUMN_PADDING = 4
-"""Further fp32 columns of a matrix that threads read by columns: without them its rows would share banks."""
 StageClass = Literal["load", "handover", "output", "inner"]
 
 
@@ -59,9 +57,7 @@ def _made_ring(analysis: Analysis, write: RingWrite, reads: Iterable[RingRead], 
         roles.append(store_role(write.ring))
     stage_class = _stage_class(write, roles)
     stages = {"inner": 1, "output": options.output_stages, "handover": options.ahead + 1}[stage_class]
-    shape = tuple(analysis.size[dim] for dim in write.dims)
-    if any(read.by_columns for read in readers):
-        shape = (*shape[:-1], shape[-1] + COLUMN_PADDING)
+    shape = (write.scratch,) if write.scratch else tuple(analysis.size[dim] for dim in write.dims)
     by_gemm = any(read.asynchronous for read in readers)
     by_tma = write.store is not None and len(shape) == 2
     return Ring(

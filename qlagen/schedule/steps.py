@@ -16,12 +16,11 @@ BYTES: dict[DataType, int] = {"data": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class RingRead:
-    """A role's use of a ring; `asynchronous` when wgmma reads it, `by_columns` when threads read whole columns."""
+    """A role's use of a ring; `asynchronous` when wgmma reads it."""
 
     ring: str
     role: str
     asynchronous: bool = False
-    by_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,8 @@ class RingWrite:
     role: str
     store: Store | None = None
     """Set when a store mover reads it too."""
+    scratch: int = 0
+    """Elements, when it is not a value of the program but a step's own."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class StepBuilder:
         self.values[name] = Value(name, group or name, shape, dtype, registers, transposed_view, carried)
         return name
 
-    def read(self, ring: str, asynchronous: bool = False, by_columns: bool = False) -> str:
-        self.reads.append(RingRead(ring, self.name, asynchronous, by_columns))
+    def read(self, ring: str, asynchronous: bool = False) -> str:
+        self.reads.append(RingRead(ring, self.name, asynchronous))
         return ring
 
     def fetch(self, name: str, turned: bool | None = None) -> str:

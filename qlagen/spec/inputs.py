@@ -21,11 +21,15 @@ _REQUIRED = ("shape", "heads", "dtype")
 _OPTIONAL = ("role", "range", "norm", "default", "decay")
 
 
-def read_input(table: Table, dims: tuple[str, ...], head_names: tuple[str, str]) -> Input:
-    """Read ``[inputs].<name>``. Raises E-KEY, E-MISSING, E-TYPE, E-VALUE, E-DIM and E-GATE."""
+def read_input(table: Table, dims: tuple[str, ...], head_names: tuple[str, str], steps: str = "") -> Input:
+    """Read ``[inputs].<name>``; `steps` is the dimension that counts a token's steps, if it has several.
+
+    Raises E-KEY, E-MISSING, E-TYPE, E-VALUE, E-DIM and E-GATE.
+    """
     table.check_keys(_REQUIRED, _OPTIONAL)
     name = _name(table)
-    shape = _shape(table, dims)
+    shape = _shape(table, dims, steps)
+    vector = shape[1:] if steps in shape else shape
     heads = _heads(table, head_names)
     dtype = cast(Literal["data", "float32"], table.choice("dtype", ("data", "float32")))
     role: Literal["plain", "log_gate"] = "plain"
@@ -44,11 +48,12 @@ def read_input(table: Table, dims: tuple[str, ...], head_names: tuple[str, str])
         dtype=dtype,
         role=role,
         range=bounds,
-        norm=_norm(table, shape) if "norm" in table.values else None,
+        norm=_norm(table, vector) if "norm" in table.values else None,
         default=_default(table, dims, heads) if "default" in table.values else None,
-        chunk_symbol=name.upper() if shape or role == "log_gate" else name,
+        chunk_symbol=name.upper() if vector or role == "log_gate" else name,
         token_symbol=token_symbol,
         span=table.document.key_span(table.path),
+        per_step=steps in shape,
     )
 
 
@@ -61,7 +66,7 @@ def _name(table: Table) -> str:
     return name
 
 
-def _shape(table: Table, dims: tuple[str, ...]) -> tuple[str, ...]:
+def _shape(table: Table, dims: tuple[str, ...], steps: str) -> tuple[str, ...]:
     shape = table.strings("shape")
     for index, dim in enumerate(shape):
         if dim not in dims:
@@ -72,8 +77,15 @@ def _shape(table: Table, dims: tuple[str, ...]) -> tuple[str, ...]:
                 notes=[f"declared: {', '.join(dims)}; the chunk length C is implied and not written"],
                 hints=did_you_mean(dim, dims),
             )
-    if len(shape) > 1:
-        raise table.bad_value("shape", f"at most one dimension per token and head is allowed, got {len(shape)}")
+    vector = shape[1:] if steps and shape[:1] == (steps,) else shape
+    if steps in vector:
+        hints = [f'write for example ["{steps}", "K"]']
+        raise table.bad_value("shape", f"{steps!r}, which counts the steps of a token, stands first and once", hints)
+    if len(vector) > 1:
+        besides = f" besides the steps {steps!r}" if steps else ""
+        raise table.bad_value(
+            "shape", f"at most one dimension per token and head is allowed{besides}, got {len(vector)}"
+        )
     return shape
 
 

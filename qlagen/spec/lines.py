@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qlagen.errors import QlagenError, did_you_mean
@@ -20,36 +21,48 @@ TOKEN_OUTPUT_SHAPE: Shape = ("V", "1")
 CHUNK_OUTPUT_SHAPE: Shape = ("C", "V")
 
 
-def token_scope(inputs: tuple[Input, ...], state: str, document: Document) -> Scope:
-    """Symbols of one token: numbers [1, 1], columns [K, 1] and [V, 1], the state before the token."""
+def token_scope(inputs: tuple[Input, ...], state: str, document: Document, steps: str = "") -> Scope:
+    """Symbols of one token: numbers [1, 1], columns [K, 1] and [V, 1], the state before the token. Where a token has
+    several `steps`, what is given for each belongs to `step_scope`."""
+    given = tuple(entry for entry in inputs if not entry.per_step)
+    hints = {e.token_symbol: f"it is given for each of {steps} steps: use it in [step]" for e in inputs if e.per_step}
+    return _one_token("[recurrence]", given, state, document, hints)
+
+
+def step_scope(inputs: tuple[Input, ...], state: str, document: Document) -> Scope:
+    """Symbols of one step of a token: as those of a token, of all inputs; the state is the one before the step."""
+    return _one_token("[step]", inputs, state, document, {})
+
+
+def _one_token(
+    title: str, inputs: tuple[Input, ...], state: str, document: Document, other_hints: dict[str, str]
+) -> Scope:
     symbols = {state: Symbol(STATE_SHAPE)}
-    hints: dict[str, str] = {}
+    hints = dict(other_hints)
     for entry in inputs:
-        width = entry.dims[0] if entry.dims else "1"
-        _define(symbols, entry.token_symbol, Symbol((width, "1")), entry, document)
+        _define(symbols, entry.token_symbol, Symbol((entry.width, "1")), entry, document)
         if entry.role == "log_gate":
             hints[entry.name] = f"the log gate {entry.name} enters the recurrence as its decay {entry.token_symbol}"
         if entry.chunk_symbol != entry.token_symbol:
-            hints[entry.chunk_symbol] = f"[recurrence] is about one token: write {entry.token_symbol}"
-    return Scope("[recurrence]", symbols, hints=hints)
+            hints[entry.chunk_symbol] = f"{title} is about one token: write {entry.token_symbol}"
+    return Scope(title, symbols, hints=hints)
 
 
-def chunk_scope(inputs: tuple[Input, ...], state: str, document: Document) -> Scope:
-    """Symbols of one chunk: tokens are rows, [C, width]; the state is the one before the chunk."""
+def chunk_scope(inputs: tuple[Input, ...], state: str, document: Document, steps: str = "") -> Scope:
+    """Symbols of one chunk: tokens are rows, [C, width], or the `steps` of tokens; the state is the one before it."""
     symbols = {state: Symbol(STATE_SHAPE)}
     hints: dict[str, str] = {}
     for entry in inputs:
-        width = entry.dims[0] if entry.dims else "1"
-        shape = ("1", "1") if entry.heads == "none" else ("C", width)
-        _define(symbols, entry.chunk_symbol, Symbol(shape, log_gate=entry.role == "log_gate"), entry, document)
+        rows = "1" if entry.heads == "none" else f"C{steps}" if entry.per_step else "C"
+        symbol = Symbol((rows, entry.width), log_gate=entry.role == "log_gate")
+        _define(symbols, entry.chunk_symbol, symbol, entry, document)
         if entry.chunk_symbol != entry.name:
             hints[entry.name] = f"[stages] is about a whole chunk: write {entry.chunk_symbol}"
         if entry.role == "log_gate":
             gate = entry.chunk_symbol
-            hints[entry.token_symbol] = (
-                f"in [stages] use decay({gate}), from_start({gate}), to_end({gate}), total({gate})"
-            )
-    return Scope("[stages]", symbols, hints=hints)
+            atom = f"decay({gate})" if entry.width == "1" else f"gdot(X, Y, {gate})"
+            hints[entry.token_symbol] = f"in [stages] use {atom}, from_start({gate}), to_end({gate}), total({gate})"
+    return Scope("[stages]", symbols, hints=hints, step_rows=f"C{steps}" if steps else "")
 
 
 def _define(symbols: dict[str, Symbol], name: str, symbol: Symbol, entry: Input, document: Document) -> None:
@@ -60,8 +73,13 @@ def _define(symbols: dict[str, Symbol], name: str, symbol: Symbol, entry: Input,
     symbols[name] = symbol
 
 
-def read_lines(table: Table, scope: Scope, required: tuple[str, ...] = ()) -> tuple[Stage, ...]:
-    """Parse every line in file order. Raises E-MISSING, E-VALUE, E-REDEF, E-TYPE and all expression errors."""
+def read_lines(
+    table: Table, scope: Scope, required: tuple[str, ...] = (), after: tuple[str, str] | None = None
+) -> tuple[Stage, ...]:
+    """Parse every line in file order; `after` names a line and what lines below it may use, a state made elsewhere.
+
+    Raises E-MISSING, E-VALUE, E-REDEF, E-TYPE and all expression errors.
+    """
     stages: list[Stage] = []
     symbols = dict(scope.symbols)
     names = list(table.values)
@@ -72,11 +90,16 @@ def read_lines(table: Table, scope: Scope, required: tuple[str, ...] = ()) -> tu
             raise QlagenError("E-MISSING", message, span=span, hints=did_you_mean(name, names))
     for index, name in enumerate(names):
         _check_new_name(table, name, symbols)
+        if after is not None and name == after[1]:
+            message = f"{name!r} in {table.title} is already the state after the steps, which [step] makes"
+            raise QlagenError("E-REDEF", message, span=table.key_span(name), hints=["move the line to [step]"])
         source = table.document.source((*table.path, name), table.string(name))
         line = replace(scope, symbols=symbols, line=name, later=frozenset(names[index + 1 :]))
         typed = parse_expression(source, line)
         stages.append(Stage(name, typed.node, source.text, table.key_span(name)))
         symbols[name] = Symbol(typed.node.shape, typed.structure)
+        if after is not None and name == after[0]:
+            symbols[after[1]] = Symbol(STATE_SHAPE)
     return tuple(stages)
 
 
@@ -90,18 +113,20 @@ def _check_new_name(table: Table, name: str, symbols: dict[str, Symbol]) -> None
         raise QlagenError("E-REDEF", message, span=table.key_span(name), hints=["choose another name for this line"])
 
 
-def check_outputs(
-    outputs: Table, stages: tuple[Stage, ...], recurrence: tuple[Stage, ...], next_state: str, lines: Table
-) -> tuple[str, str]:
+def check_outputs(outputs: Table, stages: tuple[Stage, ...]) -> tuple[str, str]:
     """The stages that are the chunk's output and next state. Raises E-OUTPUT and E-SHAPE."""
     outputs.check_keys(("o", "state_out"))
-    shapes = {stage.name: stage.expression.shape for stage in recurrence}
-    for name, wanted in ((next_state, STATE_SHAPE), ("o", TOKEN_OUTPUT_SHAPE)):
-        _check_shape(f"{name} in [recurrence]", shapes[name], wanted, lines, name)
     return (
         _output(outputs, "o", stages, CHUNK_OUTPUT_SHAPE),
         _output(outputs, "state_out", stages, STATE_SHAPE),
     )
+
+
+def check_results(lines: Table, stages: tuple[Stage, ...], wanted: Mapping[str, Shape]) -> None:
+    """Lines of a table that must have a given shape. Raises E-SHAPE."""
+    shapes = {stage.name: stage.expression.shape for stage in stages}
+    for name, shape in wanted.items():
+        _check_shape(f"{name} in {lines.title}", shapes[name], shape, lines, name)
 
 
 def _output(outputs: Table, key: str, stages: tuple[Stage, ...], wanted: Shape) -> str:
@@ -122,23 +147,8 @@ def _check_shape(what: str, got: Shape, wanted: Shape, table: Table, key: str) -
         raise QlagenError("E-SHAPE", message, span=table.value_span(key))
 
 
-def check_used(
-    inputs: tuple[Input, ...],
-    state: str,
-    title: str,
-    lines: tuple[Stage, ...],
-    roots: tuple[str, ...],
-    spec: Table,
-) -> None:
-    """Every input and the state must reach an output. Raises E-UNUSED."""
-    expressions = {line.name: line.expression for line in lines}
-    used: set[str] = set()
-    pending = list(roots)
-    while pending:
-        name = pending.pop()
-        if name not in used:
-            used.add(name)
-            pending += names_in(expressions[name]) if name in expressions else []
+def check_used(inputs: tuple[Input, ...], state: str, title: str, used: set[str], spec: Table) -> None:
+    """Every input and the state must reach an output; `used` are the names that do. Raises E-UNUSED."""
     for entry in inputs:
         symbol = entry.chunk_symbol if title == "[stages]" else entry.token_symbol
         if symbol not in used:
@@ -147,6 +157,19 @@ def check_used(
     if state not in used:
         message = f"the state {state!r} is not used: in {title} no output depends on it"
         raise QlagenError("E-UNUSED", message, span=spec.value_span("state"))
+
+
+def used_names(lines: tuple[Stage, ...], roots: tuple[str, ...]) -> set[str]:
+    """The names that the roots depend on, through lines or not, themselves included."""
+    expressions = {line.name: line.expression for line in lines}
+    used: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += names_in(expressions[name]) if name in expressions else []
+    return used
 
 
 def names_in(expression: Expression) -> list[str]:

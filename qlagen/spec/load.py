@@ -6,6 +6,7 @@ import hashlib
 import keyword
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from qlagen.errors import QlagenError, Span, did_you_mean
@@ -13,18 +14,25 @@ from qlagen.spec.document import Document, read_document
 from qlagen.spec.fields import Table, type_name
 from qlagen.spec.inputs import read_input
 from qlagen.spec.lines import (
+    STATE_SHAPE,
+    TOKEN_OUTPUT_SHAPE,
     check_outputs,
+    check_results,
     check_used,
     chunk_scope,
     read_lines,
+    step_scope,
     token_scope,
+    used_names,
 )
-from qlagen.spec.model import Input, OpSpec
+from qlagen.spec.model import Input, OpSpec, Stage
 
 FORMAT = 1
 """The format version that this release reads."""
 
 TABLES = ("spec", "dims", "heads", "inputs", "recurrence", "stages", "outputs", "grad")
+STEP_TABLE = "step"
+"""What only an operator with several steps per token has."""
 MAX_CHUNK = 256
 MAX_DIM = 4096
 MAX_TEXT = 200
@@ -63,19 +71,24 @@ def parse_spec(text: str, file: str) -> OpSpec:
     _check_format(document)
     top = _check_tables(document)
     spec, grad = top.table("spec"), top.table("grad")
-    spec.check_keys(("format", "name", "state", "chunk"), ("summary", "references"))
+    spec.check_keys(("format", "name", "state", "chunk"), ("summary", "references", "steps"))
     grad.check_keys(("wrt",))
     state = _identifier(spec, "state")
     dims = _dims(top.table("dims"))
     heads = _heads(top.table("heads"))
     names = tuple(name for name, _ in dims)
-    inputs = tuple(read_input(top.table("inputs").table(name), names, heads) for name in top.table("inputs").values)
-    tokens, chunks = token_scope(inputs, state, document), chunk_scope(inputs, state, document)
-    recurrence = read_lines(top.table("recurrence"), tokens, required=(f"{state}_next", "o"))
-    stages = read_lines(top.table("stages"), chunks)
-    outputs = check_outputs(top.table("outputs"), stages, recurrence, f"{state}_next", top.table("recurrence"))
-    check_used(inputs, state, "[recurrence]", recurrence, (f"{state}_next", "o"), spec)
-    check_used(inputs, state, "[stages]", stages, outputs, spec)
+    steps = _steps(top, spec, names)
+    tables = top.table("inputs")
+    inputs = tuple(read_input(tables.table(name), names, heads, steps) for name in tables.values)
+    if steps and not any(entry.per_step for entry in inputs):
+        message = f"no input has a value for each of the {steps} steps of a token"
+        hints = [f'give one of [inputs] a shape such as ["{steps}", "K"]']
+        raise QlagenError("E-UNUSED", message, span=spec.value_span("steps"), hints=hints)
+    recurrence, step = _read_recurrence(top, inputs, state, steps)
+    stages = read_lines(top.table("stages"), chunk_scope(inputs, state, document, steps))
+    outputs = check_outputs(top.table("outputs"), stages)
+    check_used(inputs, state, "[recurrence]", _used_by_token(recurrence, step, state), spec)
+    check_used(inputs, state, "[stages]", used_names(stages, outputs), spec)
     return OpSpec(
         name=_operator_name(spec),
         file=file,
@@ -92,12 +105,66 @@ def parse_spec(text: str, file: str) -> OpSpec:
         head_names=heads,
         summary=_line_of_text(spec, "summary", spec.string("summary")) if "summary" in spec.values else "",
         references=_references(spec) if "references" in spec.values else (),
+        steps=steps,
+        step=step,
     )
+
+
+def _read_recurrence(
+    top: Table, inputs: tuple[Input, ...], state: str, steps: str
+) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
+    """The lines of ``[recurrence]``, and those of ``[step]`` where a token has several steps."""
+    lines, document = top.table("recurrence"), top.document
+    first, after = f"{state}_start", f"{state}_next"
+    scope = token_scope(inputs, state, document, steps)
+    if not steps:
+        recurrence = read_lines(lines, scope, required=(after, "o"))
+        check_results(lines, recurrence, {after: STATE_SHAPE, "o": TOKEN_OUTPUT_SHAPE})
+        return recurrence, ()
+    scope = replace(scope, hints={after: f"the state after the steps: use it below the line {first}", **scope.hints})
+    recurrence = read_lines(lines, scope, required=(first, "o"), after=(first, after))
+    check_results(lines, recurrence, {first: STATE_SHAPE, "o": TOKEN_OUTPUT_SHAPE})
+    inner = top.table(STEP_TABLE)
+    step = read_lines(inner, step_scope(inputs, state, document), required=(after,))
+    check_results(inner, step, {after: STATE_SHAPE})
+    return recurrence, step
+
+
+def _used_by_token(recurrence: tuple[Stage, ...], step: tuple[Stage, ...], state: str) -> set[str]:
+    """Names on which the token's output or its next state depends."""
+    after = f"{state}_next"
+    if not step:
+        return used_names(recurrence, (after, "o"))
+    # Within a step the state's name is that of the state before the step: only the token's own lines count for it.
+    return used_names(recurrence, (f"{state}_start", "o")) | (used_names(step, (after,)) - {state})
+
+
+def _steps(top: Table, spec: Table, dims: tuple[str, ...]) -> str:
+    """The dimension that counts a token's steps, or nothing. Raises E-DIM, E-MISSING, E-TABLE and E-VALUE."""
+    if "steps" not in spec.values:
+        if STEP_TABLE in top.values:
+            message = f"the table [{STEP_TABLE}] is for an operator with several steps per token"
+            span = top.document.key_span((STEP_TABLE,))
+            raise QlagenError("E-TABLE", message, span=span, hints=['add steps = "M" to [spec] and M to [dims]'])
+        return ""
+    steps = spec.string("steps")
+    if steps not in dims or steps in ("K", "V"):
+        message = f"steps names {steps!r}; it needs a dimension of its own, which [dims] declares"
+        notes = [f"declared: {', '.join(dims)}; K and V are those of the state"]
+        raise QlagenError("E-DIM", message, span=spec.value_span("steps"), notes=notes)
+    if f"C{steps}" in dims:
+        message = f"C{steps} is the number of steps in a chunk, so [dims] cannot declare it"
+        raise QlagenError("E-VALUE", message, span=top.document.key_span(("dims", f"C{steps}")))
+    if STEP_TABLE not in top.values:
+        message = f"the table [{STEP_TABLE}] is missing"
+        notes = [f"with steps = {steps!r} it says what one step does; [recurrence] says what is around the steps"]
+        raise QlagenError("E-MISSING", message, span=spec.value_span("steps"), notes=notes)
+    return steps
 
 
 def _check_tables(document: Document) -> Table:
     for name, value in document.data.items():
-        if name not in TABLES:
+        if name not in (*TABLES, STEP_TABLE):
             what = "table" if isinstance(value, dict) else "top-level key"
             raise QlagenError(
                 "E-TABLE",

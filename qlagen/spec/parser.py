@@ -6,7 +6,8 @@
     postfix = primary { "^T" }
     primary = NAME | INTEGER | NAME "(" sum { "," sum } ")" | "(" sum ")"
 
-Nothing is evaluated. Types are checked as the tree is built, see `qlagen.spec.typing`.
+Nothing is evaluated. Types are checked as the tree is built, see `qlagen.spec.typing` and
+`qlagen.spec.calls`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 from qlagen.errors import QlagenError, Span
+from qlagen.spec.calls import find_function, make_call
 from qlagen.spec.document import SourceText
 from qlagen.spec.functions import FUNCTIONS
 from qlagen.spec.tokens import Token, tokenize
@@ -22,9 +24,7 @@ from qlagen.spec.typing import (
     Scope,
     Typed,
     check_line,
-    find_function,
     make_binary,
-    make_call,
     make_integer,
     make_name,
     make_negate,
@@ -144,14 +144,14 @@ class _Parser:
         name_span = self._span(name)
         if name.text in self.scope.symbols:
             raise self._error(f"{name.text} is not a function", "multiply with * or @")
-        find_function(name.text, name_span)
+        find_function(name.text, name_span, self.scope)
         self._take()
         arguments = [] if self._at(")") else [self._sum()]
         while arguments and self._at(","):
             self._take()
             arguments.append(self._sum())
         self._close()
-        return make_call(name.text, name_span, arguments, self._span(name))
+        return make_call(name.text, name_span, arguments, self._span(name), self.scope)
 
     def _close(self) -> None:
         if not self._at(")"):

@@ -52,8 +52,10 @@ def show_spec(spec: OpSpec) -> str:
     """The spec as stable text: declarations with both shapes of every symbol, then typed recurrence and stages."""
     sizes = ", ".join(f"{name} = {size}" for name, size in spec.dims)
     lines = [f"spec {spec.name}", f"  chunk {', '.join(map(str, spec.chunk))}; {sizes}", f"  state {spec.state} [K, V]"]
+    lines += [f"  steps {spec.steps}: {spec.step_rows} rows a chunk"] if spec.steps else []
     lines += ["inputs", *(_input_line(spec, entry) for entry in spec.inputs)]
     lines += ["recurrence (one token)", *map(_stage_line, spec.recurrence)]
+    lines += [f"step (one of {spec.steps} of a token)", *map(_stage_line, spec.step)] if spec.step else []
     lines += ["stages (one chunk)", *map(_stage_line, spec.stages)]
     lines += ["outputs", f"  o = {spec.output}", f"  state_out = {spec.state_output}"]
     lines += ["gradients", f"  {', '.join(spec.gradients) or 'none'}"]
@@ -61,11 +63,11 @@ def show_spec(spec: OpSpec) -> str:
 
 
 def _input_line(spec: OpSpec, entry: Input) -> str:
-    width = entry.dims[0] if entry.dims else "1"
     heads = {"key": spec.head_names[0], "value": spec.head_names[1], "none": "none"}[entry.heads]
-    chunk = ("1", "1") if entry.heads == "none" else ("C", width)
+    chunk, token = (spec.rows_of(entry), entry.width), (entry.width, "1")
     facts = [f"heads {heads}", entry.dtype, f"chunk {entry.chunk_symbol} {format_shape(chunk)}"]
-    facts += [f"token {entry.token_symbol} {format_shape((width, '1'))}"]
+    facts += [f"token {entry.token_symbol} {format_shape(token)}"]
+    facts += ["one for each step"] if entry.per_step else []
     facts += ["log gate"] if entry.role == "log_gate" else []
     low, high = entry.range
     facts += [f"range [{_bound(low, '-inf')}, {_bound(high, 'inf')}]"] if (low, high) != (None, None) else []

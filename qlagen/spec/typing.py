@@ -1,6 +1,7 @@
 """Typed construction of expressions: shapes, broadcasting and triangular structure.
 
-One function per kind of expression. Each checks its operands, says which rule they break and how to mend it.
+One function per kind of expression (calls are in `qlagen.spec.calls`). Each checks its operands, says which rule they
+break and how to mend it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qlagen.errors import QlagenError, Span, did_you_mean
-from qlagen.spec.functions import FUNCTIONS, Function, Structure
-from qlagen.spec.model import Binary, Call, Expression, Integer, Name, Negate, Shape, Transpose
+from qlagen.spec.functions import Structure
+from qlagen.spec.model import Binary, Expression, Integer, Name, Negate, Shape, Transpose
 from qlagen.spec.show import format_expression, format_shape
 
 Operator = Literal["+", "-", "*", "@"]
@@ -42,6 +43,8 @@ class Scope:
     """Lines below it."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """What to write instead of names that look right but belong to the other table."""
+    step_rows: str = ""
+    """Symbol of the number of rows per step in a chunk; empty where a token is one step."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Typed:
     constant: bool = False
     """Made of integers only."""
     log_gate: bool = False
+    exclusive: bool = False
+    """A log gate before each token's own decay: ``before(G)``."""
 
 
 def make_integer(value: int, span: Span) -> Typed:
@@ -78,24 +83,24 @@ def make_name(name: str, span: Span, scope: Scope) -> Typed:
 
 
 def make_negate(operand: Typed, span: Span) -> Typed:
-    _check_no_log_gate(operand)
+    check_no_log_gate(operand)
     node = Negate(operand.node, operand.node.shape, span)
-    return _limit(Typed(node, operand.depth + 1, operand.structure, operand.constant))
+    return limit_depth(Typed(node, operand.depth + 1, operand.structure, operand.constant))
 
 
 def make_transpose(operand: Typed, span: Span) -> Typed:
-    _check_no_log_gate(operand)
-    _check_not_constant(operand, "transposed")
+    check_no_log_gate(operand)
+    check_not_constant(operand, "transposed")
     rows, columns = operand.node.shape
-    return _limit(Typed(Transpose(operand.node, (columns, rows), span), operand.depth + 1))
+    return limit_depth(Typed(Transpose(operand.node, (columns, rows), span), operand.depth + 1))
 
 
 def make_binary(operator: Operator, left: Typed, right: Typed, span: Span) -> Typed:
     """Raises E-SHAPE, E-SCALE, E-LOGGATE and E-DEPTH."""
     for operand in (left, right):
-        _check_no_log_gate(operand)
+        check_no_log_gate(operand)
         if operator != "*":
-            _check_not_constant(operand, {"+": "added", "-": "subtracted", "@": "used in a matrix product"}[operator])
+            check_not_constant(operand, {"+": "added", "-": "subtracted", "@": "used in a matrix product"}[operator])
     a, b = left.node.shape, right.node.shape
     shape = matmul_shape(a, b) if operator == "@" else broadcast_shape(a, b)
     if shape is None:
@@ -103,36 +108,13 @@ def make_binary(operator: Operator, left: Typed, right: Typed, span: Span) -> Ty
     node = Binary(operator, left.node, right.node, shape, span)
     structure = _binary_structure(operator, left, right)
     constant = left.constant and right.constant
-    return _limit(Typed(node, 1 + max(left.depth, right.depth), structure, constant))
-
-
-def make_call(name: str, name_span: Span, arguments: list[Typed], span: Span) -> Typed:
-    """Raises E-FUNC, E-ARITY, E-LOGGATE, E-SHAPE, E-STRUCT, E-SCALE and E-DEPTH."""
-    function = find_function(name, name_span)
-    if len(arguments) != len(function.parameters):
-        wanted = f"{len(function.parameters)} argument" + "s" * (len(function.parameters) != 1)
-        message = f"{name} takes {wanted}, got {len(arguments)}"
-        raise QlagenError("E-ARITY", message, span=span, notes=[_usage(function)])
-    argument = arguments[0]
-    _check_argument(function, argument)
-    node = Call(name, (argument.node,), function.result_shape(argument.node.shape), span)
-    return _limit(Typed(node, argument.depth + 1, function.structure))
-
-
-def find_function(name: str, span: Span) -> Function:
-    if name not in FUNCTIONS:
-        hints = did_you_mean(name, FUNCTIONS)
-        if not hints and name in ("exp", "log", "cumsum", "diag"):
-            hints = ("gates enter as decay(G), from_start(G), to_end(G), total(G); scale rows by writing c * X",)
-        notes = [f"the functions are {', '.join(FUNCTIONS)}"]
-        raise QlagenError("E-FUNC", f"unknown function {name!r}", span=span, notes=notes, hints=hints)
-    return FUNCTIONS[name]
+    return limit_depth(Typed(node, 1 + max(left.depth, right.depth), structure, constant))
 
 
 def check_line(result: Typed) -> None:
     """A whole line must be a matrix: not a bare integer, nor a bare log gate."""
-    _check_no_log_gate(result)
-    _check_not_constant(result, "a line of its own")
+    check_no_log_gate(result)
+    check_not_constant(result, "a line of its own")
 
 
 def broadcast_shape(left: Shape, right: Shape) -> Shape | None:
@@ -157,7 +139,7 @@ def _binary_structure(operator: Operator, left: Typed, right: Typed) -> Structur
     return "strict" if strict else "lower"
 
 
-def _limit(typed: Typed) -> Typed:
+def limit_depth(typed: Typed) -> Typed:
     if typed.depth > MAX_EXPRESSION_DEPTH:
         message = f"the expression is more than {MAX_EXPRESSION_DEPTH} operators deep"
         hints = ["name a part of it on a line of its own"]
@@ -165,58 +147,24 @@ def _limit(typed: Typed) -> Typed:
     return typed
 
 
-def _check_no_log_gate(operand: Typed) -> None:
+def check_no_log_gate(operand: Typed) -> None:
     if operand.log_gate:
         text = format_expression(operand.node)
+        product = "decay" if operand.node.shape[1] == "1" else "gdot"
+        atom = f"{product}({text})" if product == "decay" else f"{product}(X, Y, {text})"
         raise QlagenError(
             "E-LOGGATE",
             f"the cumulative log gate {text} may only be the argument of a gate function",
             span=operand.node.span,
             notes=["a free exponent could overflow; those of the gate functions are never above 0"],
-            hints=[f"write decay({text}), from_start({text}), to_end({text}) or total({text})"],
+            hints=[f"write {atom}, from_start({text}), to_end({text}) or total({text})"],
         )
 
 
-def _check_not_constant(operand: Typed, use: str) -> None:
+def check_not_constant(operand: Typed, use: str) -> None:
     if operand.constant:
-        message = f"the integer {_short(operand.node)} may only multiply a matrix, not be {use}"
+        message = f"the integer {short(operand.node)} may only multiply a matrix, not be {use}"
         raise QlagenError("E-SCALE", message, span=operand.node.span, hints=["write for example 2 * X"])
-
-
-def _check_argument(function: Function, argument: Typed) -> None:
-    if function.takes in ("gate", "scalar_gate"):
-        if not argument.log_gate:
-            message = f"{function.name} takes a cumulative log gate, got {_short(argument.node)}"
-            hints = ['give the upper-case name of an input with role = "log_gate"']
-            raise QlagenError("E-LOGGATE", message, span=argument.node.span, notes=[_usage(function)], hints=hints)
-        if function.takes == "scalar_gate" and argument.node.shape != ("C", "1"):
-            raise _argument_shape(function, argument, ("C", "1"))
-        return
-    _check_no_log_gate(argument)
-    _check_not_constant(argument, f"the argument of {function.name}")
-    if argument.node.shape != ("C", "C"):
-        raise _argument_shape(function, argument, ("C", "C"))
-    if function.takes == "strict" and argument.structure != "strict":
-        inner = f"{function.name}(stril({_short(argument.node)}))"
-        if isinstance(argument.node, Transpose):
-            inner = f"{function.name}({_short(argument.node.operand)})^T"
-        raise QlagenError(
-            "E-STRUCT",
-            f"{function.name} needs a strictly lower argument; {_short(argument.node)} is not known to be one",
-            span=argument.node.span,
-            notes=["strictly lower: stril(...), its product with anything by *, sums of such"],
-            hints=[f"write {inner}"],
-        )
-
-
-def _argument_shape(function: Function, argument: Typed, wanted: Shape) -> QlagenError:
-    got = f"{_short(argument.node)} {format_shape(argument.node.shape)}"
-    message = f"{function.name} takes a {format_shape(wanted)} argument, got {got}"
-    return QlagenError("E-SHAPE", message, span=argument.node.span, notes=[_usage(function)])
-
-
-def _usage(function: Function) -> str:
-    return f"{function.name}({', '.join(function.parameters)}) is {function.meaning}"
 
 
 def _shape_error(operator: Operator, left: Expression, right: Expression, span: Span) -> QlagenError:
@@ -227,7 +175,7 @@ def _shape_error(operator: Operator, left: Expression, right: Expression, span: 
     else:
         rule = f"{format_shape(a)} and {format_shape(b)} do not broadcast"
         wanted = f"the sides of {operator} must be equal, or 1"
-    notes = [f"left:  {_short(left)} {format_shape(a)}", f"right: {_short(right)} {format_shape(b)}", wanted]
+    notes = [f"left:  {short(left)} {format_shape(a)}", f"right: {short(right)} {format_shape(b)}", wanted]
     message = f"shapes do not fit {operator}: {rule}"
     return QlagenError("E-SHAPE", message, span=span, notes=notes, hints=_shape_hints(operator, left, right))
 
@@ -243,12 +191,12 @@ def _shape_hints(operator: Operator, left: Expression, right: Expression) -> lis
         fixed.append(Binary(operator, Transpose(left, (a[1], a[0]), left.span), right, b, left.span))
     if operator == "@" and matmul_shape(b, a):
         fixed.append(Binary(operator, right, left, b, left.span))
-    hints = [f"this would fit: {_short(candidate)}" for candidate in fixed]
+    hints = [f"this would fit: {short(candidate)}" for candidate in fixed]
     if operator == "@" and "1" in (*a, *b) and broadcast_shape(a, b):
         hints.insert(0, "to scale rows, columns or everything, use *")
     return hints
 
 
-def _short(node: Expression, limit: int = 60) -> str:
+def short(node: Expression, limit: int = 60) -> str:
     text = format_expression(node)
     return text if len(text) <= limit else text[: limit - 3] + "..."

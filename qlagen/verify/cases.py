@@ -1,8 +1,9 @@
 """Inputs that a kernel must survive, made from what a spec says about its inputs.
 
-A `Case` is a shape and a kind of values for each sort of input: gates (``log_gate`` inputs), factors (numbers with a
-declared range), keys (vectors with a declared norm bound). Cases that say nothing about an operator, such as a gate
-for one without a gate, are left out for it. The values are random but depend on the case's name and the seed only.
+A `Case` is a shape and a kind of values for each sort of input: gates (``log_gate`` inputs), factors (numbers, or
+vectors of them, with a declared range), keys (vectors with a declared norm bound). Cases that say nothing about an
+operator, such as a gate for one without a gate, are left out for it. The values are random but depend on the case's
+name and the seed only.
 """
 
 from __future__ import annotations
@@ -127,15 +128,15 @@ def _spoil(values: Array, case: Case) -> None:
 def _values(item: Input, case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     if item.role == "log_gate":
         return np.maximum(_gate(case.gate, shape, rng), -np.inf if item.range[0] is None else item.range[0])
-    if item.norm is not None and item.dims:
+    if item.norm is not None:
         return item.norm * _keys(case.keys, shape, rng)
-    if not item.dims:
+    if _is_factor(item) or item.width == "1":
         return _factor(item, case.factor, shape, rng)
     values = rng.standard_normal(shape)
     if item.heads == "key":
         return np.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True))
     magnitude = (1 + np.arange(shape[2])) / shape[2]
-    return values * magnitude[:, None]
+    return values * magnitude.reshape(-1, *[1] * (len(shape) - 3))
 
 
 def _gate(kind: Gate, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -161,10 +162,18 @@ def _gate(kind: Gate, shape: tuple[int, ...], rng: np.random.Generator) -> Array
     return soft
 
 
+def _is_factor(item: Input) -> bool:
+    """A number, or a vector of numbers, with bounds on both sides."""
+    return item.role == "plain" and item.heads != "none" and item.norm is None and None not in item.range
+
+
 def _factor(item: Input, kind: Factor, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     low, high = item.range
     if low is None or high is None:
-        return rng.standard_normal(shape)
+        values = rng.standard_normal(shape)
+        if low is not None:
+            return np.asarray(low + np.abs(values))
+        return values if high is None else np.asarray(high - np.abs(values))
     if kind == "random":
         return rng.uniform(low, high, shape)
     return np.full(shape, low if kind == "low" else high if kind == "high" else min(max(1.0, low), high))
@@ -191,8 +200,8 @@ def _keys(kind: Keys, shape: tuple[int, ...], rng: np.random.Generator) -> Array
 def applies(spec: OpSpec, case: Case) -> bool:
     """Whether the kinds of values that the case asks for exist among the spec's inputs."""
     gates = any(item.role == "log_gate" for item in spec.inputs)
-    factors = any(not item.dims and item.heads != "none" and None not in item.range for item in spec.inputs)
-    keys = any(item.norm is not None and item.dims for item in spec.inputs)
+    factors = any(map(_is_factor, spec.inputs))
+    keys = any(item.norm is not None for item in spec.inputs)
     numbers = any(item.dtype == "float32" and item.heads != "none" for item in spec.inputs)
     return (
         (gates or case.gate == "soft")

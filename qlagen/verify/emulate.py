@@ -26,6 +26,8 @@ from qlagen.verify.rounding import StorageType, round_to
 
 Array = npt.NDArray[np.float64]
 
+_BLOCK = 16
+"""Rows of a block on the diagonal of a product under a gate per channel."""
 FORGOTTEN = -110.0
 """Stands for a log gate below it, minus infinity too: exp(-104) already rounds to zero in fp32."""
 
@@ -64,7 +66,8 @@ class Rounding:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: arguments as [B * T, their heads, columns] or [1, 1], and the sequences' offsets in the token axis."""
+    """One call: arguments as [B * T, their heads, steps, columns] or [1, 1], and the sequences' offsets in the token
+    axis."""
 
     spec: OpSpec
     flat: dict[str, Array]
@@ -118,7 +121,9 @@ def _flatten(spec: OpSpec, inputs: Inputs, batch: int, tokens: int) -> _Call:
             flat[item.name] = value.reshape(1, 1)
             continue
         heads[item.heads] = value.shape[2]
-        flat[item.name] = value.reshape(batch * tokens, value.shape[2], value.shape[3] if item.dims else 1)
+        steps = value.shape[3] if item.per_step else 1
+        columns = 1 if item.width == "1" else value.shape[-1]
+        flat[item.name] = value.reshape(batch * tokens, value.shape[2], steps, columns)
     offsets = np.arange(batch + 1) * tokens if inputs.cu_seqlens is None else inputs.cu_seqlens
     value_heads = heads.get("value", heads.get("key", 0))
     return _Call(spec, flat, offsets, heads.get("key", value_heads), value_heads)
@@ -127,7 +132,7 @@ def _flatten(spec: OpSpec, inputs: Inputs, batch: int, tokens: int) -> _Call:
 def _cut(
     call: _Call, rows: npt.NDArray[np.int64], heads: npt.NDArray[np.int64], rounding: Rounding
 ) -> dict[str, Array]:
-    """Inputs of one chunk by their names in ``[stages]``, [sequences, heads, C, columns].
+    """Inputs of one chunk by their names in ``[stages]``, [sequences, heads, rows, columns].
 
     `rows` [sequences, C] is minus one past a sequence's end: such rows are zero, and so is their gate.
     """
@@ -138,10 +143,11 @@ def _cut(
             values[item.chunk_symbol] = call.flat[item.name]
             continue
         value = call.flat[item.name][rows[..., None], of_kind[item.heads]]
-        value = np.where(rows[..., None, None] >= 0, value, 0.0)
+        value = np.swapaxes(np.where(rows[..., None, None, None] >= 0, value, 0.0), 1, 2)
+        value = value.reshape(*value.shape[:2], -1, value.shape[-1])
         if item.role == "log_gate":
-            value = rounding.single(np.cumsum(np.maximum(value, FORGOTTEN), axis=1))
-        values[item.chunk_symbol] = np.swapaxes(value, 1, 2)
+            value = rounding.single(np.cumsum(np.maximum(value, FORGOTTEN), axis=2))
+        values[item.chunk_symbol] = value
     return values
 
 
@@ -168,6 +174,9 @@ def evaluate(
             done[node] = operand(node.args[0]) @ operand(node.args[1])
         elif node.op == "inverse":
             done[node] = rounding.inverse(done[node.args[0]])
+        elif node.op == "gdot":
+            left, right, gate = (done[argument] for argument in node.args)
+            done[node] = _gated_dot(rounding, left, right, gate, node.args[2].op == "before")
         else:
             done[node] = _apply(node, [done[argument] for argument in node.args], sizes)
     return tuple(done[root] for root in roots)
@@ -203,11 +212,16 @@ def _apply(node: Node, args: list[Array], sizes: dict[str, int]) -> Array:
         return np.asarray(args[0].sum(axis=-1 if node.op == "row_sum" else -2, keepdims=True))
     if node.op in ("mask", "ones"):
         return np.ones(shape) if node.op == "ones" else np.tri(*shape, k=-1 if node.value == "strict" else 0)
+    if node.op in ("each", "last"):
+        steps = sizes[(node if node.op == "each" else node.args[0]).shape[0]] // sizes["C"]
+        return np.repeat(args[0], steps, axis=-2) if node.op == "each" else args[0][..., steps - 1 :: steps, :]
     return _decay(node, args[0])
 
 
 def _decay(node: Node, gate: Array) -> Array:
-    """The decay atoms of a cumulative log gate [..., C, columns]."""
+    """The gate before each row, and the decay atoms, of a cumulative log gate [..., rows, columns]."""
+    if node.op == "before":
+        return np.concatenate([np.zeros_like(gate[..., :1, :]), gate[..., :-1, :]], axis=-2)
     if node.op == "from_start":
         return np.exp(gate)
     if node.op == "to_end":
@@ -215,6 +229,35 @@ def _decay(node: Node, gate: Array) -> Array:
     if node.op == "total":
         return np.exp(gate[..., -1:, :])
     if node.op == "decay":
-        lower = np.tri(gate.shape[-2], dtype=bool)
-        return np.exp(np.where(lower, gate - np.swapaxes(gate, -1, -2), -np.inf))
+        return _between(gate, node.args[0].op == "before")[..., 0]
     raise ValueError(f"the emulation does not know the operation {node.op!r}")
+
+
+def _own(gate: Array, exclusive: bool) -> Array:
+    """The gate on the columns' side. One that stands before each row (`exclusive`) has it a row later; its last row is
+    not known then, and nothing below the diagonal reads it."""
+    return np.concatenate([gate[..., 1:, :], gate[..., -1:, :]], axis=-2) if exclusive else gate
+
+
+def _between(gate: Array, exclusive: bool) -> Array:
+    """[..., rows, rows, columns]: exp(G_i - G_j) where i >= j, or i > j with an `exclusive` gate; else 0."""
+    keep = np.tri(gate.shape[-2], k=-1 if exclusive else 0, dtype=bool)[..., None]
+    difference = gate[..., :, None, :] - _own(gate, exclusive)[..., None, :, :]
+    return np.asarray(np.exp(np.where(keep, difference, -np.inf)))
+
+
+def _gated_dot(rounding: Rounding, left: Array, right: Array, gate: Array, exclusive: bool) -> Array:
+    """[i >= j] sum_c x_ic y_jc exp(G_ic - G_jc), as a kernel makes it: blocks below the diagonal are products of
+    rounded operands, whose gates refer to the seam above the rows; those on the diagonal are summed in fp32."""
+    rows, own = gate.shape[-2], _own(gate, exclusive)
+    result = np.zeros((*gate.shape[:-2], rows, rows))
+    for first in range(0, rows, _BLOCK):
+        block = slice(first, min(first + _BLOCK, rows))
+        gated = _between(gate[..., block, :], exclusive) * right[..., None, block, :]
+        result[..., block, block] = np.einsum("...ijc,...ic->...ij", gated, left[..., block, :])
+        if first:
+            seam = own[..., first - 1 : first, :]
+            above = rounding.operand(right[..., :first, :] * np.exp(seam - own[..., :first, :]))
+            below = rounding.operand(left[..., block, :] * np.exp(gate[..., block, :] - seam))
+            result[..., block, :first] = below @ np.swapaxes(above, -1, -2)
+    return result

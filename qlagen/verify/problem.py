@@ -44,14 +44,17 @@ def recurrence_of(spec: OpSpec) -> Recurrence:
         Argument(
             item.name,
             item.token_symbol,
-            sizes[item.dims[0]] if item.dims else None,
+            None if item.width == "1" else sizes[item.width],
             item.heads,
             item.role == "log_gate",
+            sizes[spec.steps] if item.per_step else None,
         )
         for item in spec.inputs
     )
     lines = tuple((line.name, line.text) for line in spec.recurrence)
-    return Recurrence(lines, spec.state, spec.next_state, "o", arguments, sizes["K"], sizes["V"])
+    step = tuple((line.name, line.text) for line in spec.step)
+    first = spec.first_state if step else ""
+    return Recurrence(lines, spec.state, spec.next_state, "o", arguments, sizes["K"], sizes["V"], step, first)
 
 
 def make_problem(spec: OpSpec, form: Form, case: Case, seed: int = 0) -> Problem:

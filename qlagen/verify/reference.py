@@ -1,4 +1,4 @@
-"""The oracle: a float64 token recurrence, evaluated from the text of a spec's ``[recurrence]`` table.
+"""The oracle: a float64 token recurrence, evaluated from the text of a spec's ``[recurrence]`` and ``[step]`` tables.
 
 It imports NumPy only. It has its own small parser and evaluator, so that a fault in the compiler's parser, algebra
 or kernels cannot be shared by what judges them.
@@ -32,7 +32,8 @@ class Argument:
 
     `name` is the argument's name, `symbol` its name in the recurrence text. `size` is the length of its vector per
     token and head, None for a number. `heads` says whose heads it has; ``none`` is one number for the whole call.
-    With `log_gate` the symbol stands for ``exp`` of the argument.
+    With `log_gate` the symbol stands for ``exp`` of the argument. `steps` is how many there are for each token, one for
+    each of its steps; None for one.
     """
 
     name: str
@@ -40,13 +41,17 @@ class Argument:
     size: int | None
     heads: Literal["key", "value", "none"]
     log_gate: bool = False
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
 class Recurrence:
     """What one token does. `lines` are (name, text) in the order of evaluation; a line may use those before it.
 
-    `next_state` and `output` name the lines that give the next state (K x V) and the token's output (V x 1).
+    `next_state` and `output` name the lines that give the next state (K x V) and the token's output (V x 1). A token of
+    several steps has lines for one of them, `step`, over the state before the step and all arguments, among which
+    `next_state` is: they run for each step in turn as soon as the line `first_state`, the state before the first step,
+    is known; lines after it may use the `next_state` that the last step leaves.
     """
 
     lines: tuple[tuple[str, str], ...]
@@ -56,6 +61,8 @@ class Recurrence:
     arguments: tuple[Argument, ...]
     key_size: int
     value_size: int
+    step: tuple[tuple[str, str], ...] = ()
+    first_state: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,14 +86,14 @@ def run(
     """The output and the final state of every sequence, in float64.
 
     `arrays` maps argument names to values: [B, T, Hk, size] or [B, T, Hv, size] for vectors, [B, T, H] for numbers,
-    plain numbers for arguments without heads. Value head h reads key head ``h // (Hv // Hk)``. Without `cu_seqlens`
-    the B rows are independent sequences; with it ([N + 1] offsets) B is 1. `initial_state` is [N, Hv, K, V] or None
-    for zero. A log gate of minus infinity forgets the state.
+    with an axis after H for what is given for each step, plain numbers for arguments without heads. Value head h reads
+    key head ``h // (Hv // Hk)``. Without `cu_seqlens` the B rows are independent sequences; with it ([N + 1] offsets)
+    B is 1. `initial_state` is [N, Hv, K, V] or None for zero. A log gate of minus infinity forgets the state.
 
     Returns o [B, T, Hv, V], zero in rows that belong to no sequence, and final_state [N, Hv, K, V].
     Raises ValueError for text that does not parse and for shapes that do not fit.
     """
-    trees = tuple((name, parse(text)) for name, text in recurrence.lines)
+    trees, step = _parse_lines(recurrence.lines), _parse_lines(recurrence.step)
     values, shape = _collect(recurrence, arrays, cu_seqlens)
     count, heads = len(shape.lengths), shape.value_heads
     size = (count, heads, recurrence.key_size, recurrence.value_size)
@@ -98,13 +105,20 @@ def run(
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for first in range(0, heads, block):
             chosen = np.arange(first, min(first + block, heads))
-            _run_heads(recurrence, trees, values, shape, chosen, state, output)
+            _run_heads(recurrence, (trees, step), values, shape, chosen, state, output)
     return output.reshape(shape.batch, shape.tokens, heads, recurrence.value_size), state
+
+
+_Trees = tuple[tuple[str, Tree], ...]
+
+
+def _parse_lines(lines: tuple[tuple[str, str], ...]) -> _Trees:
+    return tuple((name, parse(text)) for name, text in lines)
 
 
 def _run_heads(
     recurrence: Recurrence,
-    trees: tuple[tuple[str, Tree], ...],
+    trees: tuple[_Trees, _Trees],
     values: dict[str, Array],
     shape: _Shape,
     heads: npt.NDArray[np.int64],
@@ -119,17 +133,36 @@ def _run_heads(
     for token in range(int(lengths[0]) if len(lengths) else 0):
         active = int(np.searchsorted(-lengths, -token, side="left"))
         rows = starts[:active] + token
-        names: dict[str, Array] = {recurrence.state: carried[:active]}
+        given: dict[str, Array] = {}
         for argument in recurrence.arguments:
             value = values[argument.name]
             if argument.heads != "none":
                 value = value[np.ix_(rows, key_heads if argument.heads == "key" else heads)][..., None]
-            names[argument.symbol] = value
-        for name, tree in trees:
-            names[name] = evaluate(tree, names)
+            given[argument.symbol] = value
+        names = _run_token(recurrence, trees, given, carried[:active])
         carried[:active] = names[recurrence.next_state]
         output[np.ix_(rows, heads)] = names[recurrence.output][..., 0]
     state[np.ix_(order, heads)] = carried
+
+
+def _run_token(
+    recurrence: Recurrence, trees: tuple[_Trees, _Trees], given: dict[str, Array], state: Array
+) -> dict[str, Array]:
+    """Every line's value for one token; what is given for each step is [..., steps, size, 1]."""
+    per_step = {argument.symbol: argument.steps for argument in recurrence.arguments if argument.steps is not None}
+    names = {name: value for name, value in given.items() if name not in per_step} | {recurrence.state: state}
+    for name, tree in trees[0]:
+        names[name] = evaluate(tree, names)
+        if name == recurrence.first_state:
+            carried = names[name]
+            for index in range(max(per_step.values())):
+                now = {symbol: given[symbol][..., index, :, :] for symbol in per_step}
+                inner = {**given, **now, recurrence.state: carried}
+                for line, step in trees[1]:
+                    inner[line] = evaluate(step, inner)
+                carried = inner[recurrence.next_state]
+            names[recurrence.next_state] = carried
+    return names
 
 
 def _collect(
@@ -142,8 +175,9 @@ def _collect(
         if argument.name not in arrays:
             raise ValueError(f"argument {argument.name!r} is missing; got {sorted(arrays)}")
         value = np.asarray(arrays[argument.name], dtype=np.float64)
-        wanted = 0 if argument.heads == "none" else 3 if argument.size is None else 4
-        if value.ndim != wanted or (wanted == 4 and value.shape[3] != argument.size):
+        own = tuple(size for size in (argument.steps, argument.size) if size is not None)
+        wanted = 0 if argument.heads == "none" else 3 + len(own)
+        if value.ndim != wanted or value.shape[3:] != own:
             raise ValueError(f"argument {argument.name!r} has shape {value.shape}, needs {wanted} axes")
         values[argument.name] = value = np.exp(value) if argument.log_gate else value
         if wanted:
@@ -158,7 +192,8 @@ def _collect(
     for argument in recurrence.arguments:
         if argument.heads != "none":
             heads = sizes[argument.heads][0]
-            values[argument.name] = values[argument.name].reshape(batch * tokens, heads, argument.size or 1)
+            steps = () if argument.steps is None else (argument.steps,)
+            values[argument.name] = values[argument.name].reshape(batch * tokens, heads, *steps, argument.size or 1)
     offsets = _offsets(batch, tokens, cu_seqlens)
     return values, _Shape(batch, tokens, key_heads, value_heads, offsets[:-1], np.diff(offsets))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from qlagen.algebra.build import build_recurrence
+from qlagen.algebra.build import build_recurrence, step_symbol
 from qlagen.algebra.fields import Array
 from qlagen.algebra.ir import Node, topological
 from qlagen.spec.model import OpSpec
@@ -41,11 +41,16 @@ def gradients(
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tensors.items()}
     first = carried = torch.tensor(state, requires_grad=True)
     output_node, state_node = build_recurrence(spec)
+    steps = dict(spec.dims).get(spec.steps, 1)
     loss = torch.zeros((), dtype=torch.float64)
     for t in range(len(output_seed)):
         env = {spec.state: carried}
         for tensor in spec.inputs:
             leaf = leaves[tensor.name]
+            if tensor.per_step:
+                for index in range(steps):
+                    env[step_symbol(tensor.token_symbol, index)] = leaf[t * steps + index][:, None]
+                continue
             row = leaf if tensor.heads == "none" else leaf[t][:, None]
             env[tensor.token_symbol] = torch.exp(row) if tensor.role == "log_gate" else row
         loss = loss + (value_of(output_node, env)[:, 0] * torch.tensor(output_seed[t])).sum()

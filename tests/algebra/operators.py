@@ -1,4 +1,4 @@
-"""The three specs, edited copies of them, and random values for their chunk inputs."""
+"""The specs, edited copies of them, and random values for their chunk inputs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from qlagen.spec.model import OpSpec
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 NAMES = ("gated_delta_rule", "delta_rule", "simple_gla")
+FAMILY = ("gla", "kda", "comba", "gdn2", "rwkv7", "gated_delta_product", "mamba2")
+"""Operators with gates per channel, gates before the decay, several steps a token or a step size."""
 
 
 @cache
@@ -62,7 +64,7 @@ def chunk_values(op: OpSpec, sizes: Mapping[str, int], seed: int = 0) -> dict[st
 def sequence_values(op: OpSpec, length: int, sizes: Mapping[str, int], chunk: int, seed: int = 0) -> Sequence:
     """A random sequence of one head within the spec's ranges, with an initial state."""
     generator = np.random.default_rng(seed)
-    values = chunk_values(op, {**sizes, "1": 1, "C": length}, seed)
+    values = chunk_values(op, op.sizes(length, {**dict(op.dims), **sizes}), seed)
     tensors: dict[str, Array] = {}
     for tensor in op.inputs:
         value = values[tensor.chunk_symbol]

@@ -22,9 +22,15 @@ from qlagen.errors import QlagenError
 from qlagen.spec.model import OpSpec
 
 from . import autograd
-from .operators import NAMES, derivation, sequence_values, spec
+from .operators import FAMILY, NAMES, derivation, sequence_values, spec
 
 SMALL = (("K = 128", "K = 6"), ("V = 128", "V = 5"))
+
+
+def small(name: str) -> OpSpec:
+    """A spec with K = 6 and V = 5."""
+    sizes = dict(spec(name).dims)
+    return spec(name, (f"K = {sizes['K']}", "K = 6"), (f"V = {sizes['V']}", "V = 5"))
 
 
 def check_against_autograd(op: OpSpec, backward: BackwardForm, length: int, chunk: int) -> float:
@@ -39,6 +45,19 @@ def check_against_autograd(op: OpSpec, backward: BackwardForm, length: int, chun
     assert set(have) == set(op.gradients) - {op.state}
     pairs = [(have[name], want[name]) for name in have] + [(have_state, want_state)]
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 37])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_family_against_autograd(name: str, length: int) -> None:
+    op = spec(name)
+    assert check_against_autograd(op, build_backward(op, build_form(op)), length, 8) < 1e-12
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_family_is_proven_at_small_sizes(name: str) -> None:
+    op = small(name)
+    assert prove_backward(op, build_backward(op, build_form(op)), chunk=5).bound < 1e-12
 
 
 @pytest.mark.parametrize("length", [1, 5, 16, 37])
@@ -179,4 +198,12 @@ def test_every_operation_has_an_adjoint_but_those_of_backward_passes() -> None:
             list(contributions(ir.Node(op, (), ("C", "C")), X))
         except (ValueError, IndexError) as fault:
             missing += [op] if "has no derivative" in str(fault) else []
-    assert missing == ["row_minus_column", "suffix_sum"]
+    assert missing == [
+        "row_minus_column",
+        "suffix_sum",
+        "following",
+        "step_sum",
+        "at_last",
+        "gapply",
+        "gapply_transposed",
+    ]

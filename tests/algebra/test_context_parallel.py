@@ -18,9 +18,9 @@ from qlagen.algebra.segment import SegmentMap, compose, full_map, segment_map
 from qlagen.algebra.text import show
 from qlagen.spec.model import OpSpec
 
-from .operators import NAMES, chunk_values, derivation, spec
+from .operators import FAMILY, NAMES, chunk_values, derivation, spec
 
-SIZES = {"1": 1, "C": 6, "K": 4, "V": 3}
+SIZES = {"1": 1, "C": 6, "K": 4, "V": 3, "M": 2, "CM": 12}
 
 
 @cache
@@ -31,7 +31,7 @@ def facts(name: str, *edits: tuple[str, str]) -> ContextParallel:
 
 
 def token_rule(op: OpSpec) -> SkipRule:
-    token = segment_map(build_recurrence(op)[1], op.state)
+    token = segment_map(build_recurrence(op, steps=1)[1], op.state)
     assert token is not None
     return skip_rule(op, token)
 
@@ -43,7 +43,7 @@ def values_of(found: SegmentMap, env: dict[str, Array]) -> tuple[Array, Array]:
 
 
 class TestSegmentMap:
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", [*NAMES, *FAMILY])
     def test_of_a_chunk(self, name: str) -> None:
         for form in (build_form(spec(name)), derivation(name).chosen):
             found = segment_map(form.state, "S")
@@ -54,7 +54,7 @@ class TestSegmentMap:
             (want,) = evaluate((form.state,), env, SIZES["C"], Float64(), sizes=SIZES)
             np.testing.assert_allclose(matrix @ env["S"] + write, want, rtol=1e-12, atol=1e-12)
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", [*NAMES, *FAMILY])
     def test_composition_is_that_of_a_longer_sequence(self, name: str) -> None:
         form = build_form(spec(name))
         found = segment_map(form.state, "S")
@@ -91,11 +91,13 @@ class TestStateOnly:
     def test_the_chain(self, name: str, chain: int) -> None:
         assert facts(name).state_only.chain_gemms == chain
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", [*NAMES, *FAMILY])
     def test_proven(self, name: str) -> None:
+        found = facts(name).state_only
+        assert found.bound < 1e-12
+        assert found.chain_gemms <= 2
         form = derivation(name).chosen
-        state = facts(name).state_only.state
-        assert prove(spec(name), Form(form.output, state, form.stages)).bound < 1e-12
+        assert prove(spec(name), Form(form.output, found.state, form.stages), chunk=8).bound < 1e-12
 
     def test_form_of_the_gated_delta_rule(self) -> None:
         found = facts("gated_delta_rule").state_only
@@ -117,6 +119,36 @@ class TestSkip:
         assert (gated.bound, gated.condition, gated.granted) == ("log_gate_sum", "0 <= beta |k|^2 <= 2", True)
         assert token_rule(spec("simple_gla")) == SkipRule("log_gate_sum", "", granted=True)
         assert token_rule(spec("delta_rule")).bound == "never"  # nothing decays
+        expected = {
+            "gla": "largest_channel_sum",  # M is diagonal
+            "kda": "largest_log_gate_sum",
+            "mamba2": "log_gate_sum",
+            "gated_delta_product": "log_gate_sum",
+            "comba": "never",
+            "gdn2": "never",
+            "rwkv7": "never",
+        }
+        assert {name: token_rule(spec(name)).bound for name in FAMILY} == expected
+        steps = token_rule(spec("gated_delta_product"))
+        assert (steps.condition, steps.granted) == ("0 <= beta |k|^2 <= 2", True)
+
+    def test_channels_move(self) -> None:
+        """With a gate per channel and reflections the largest sum of any channel bounds nothing: two channels that
+        decay in turn, and reflections that exchange them, keep everything."""
+        found = segment_map(build_form(spec("kda")).state, "S")
+        assert found is not None
+        sizes = {"1": 1, "C": 2, "K": 2, "V": 1}
+        gates = np.array([[0.0, -3.0], [-3.0, 0.0]])
+        env = {
+            "Q": np.zeros((2, 2)),
+            "K": np.array([[1.0, -1.0], [1.0, -1.0]]) / np.sqrt(2),
+            "V": np.zeros((2, 1)),
+            "G": np.cumsum(gates, axis=0),
+            "beta": np.full((2, 1), 2.0),
+        }
+        diagonal, rest = evaluate((found.diagonal, found.rest), env, 2, Float64(), sizes=sizes)
+        assert np.linalg.norm(full_map(diagonal, rest), 2) == pytest.approx(1.0)
+        assert np.exp(gates.sum(axis=0).max()) < 0.05
 
     def test_threshold(self) -> None:
         assert token_rule(spec("gated_delta_rule")).threshold(4.5e-5) == pytest.approx(-10.0, abs=0.01)

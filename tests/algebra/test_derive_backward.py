@@ -9,6 +9,7 @@ import pytest
 
 from qlagen.algebra import ir
 from qlagen.algebra.backward_plans import BackwardPlan, backward_model, saveable
+from qlagen.algebra.cache import derive_backward_cached
 from qlagen.algebra.cost import CostModel
 from qlagen.algebra.derive import derive
 from qlagen.algebra.derive_backward import BackwardDerivation, derive_backward, plans_of
@@ -17,8 +18,9 @@ from qlagen.algebra.pareto import dominates
 from qlagen.algebra.prove_backward import prove_backward
 from qlagen.algebra.search import Bounds
 from qlagen.algebra.target import load_throughput
+from qlagen.spec.load import load_spec
 
-from .operators import NAMES, derivation, spec
+from .operators import FAMILY, NAMES, SPECS, derivation, spec
 from .test_backward import check_against_autograd
 
 SMALL, LARGE, CUBE = 64 * 64 * 128, 64 * 128 * 128, 64**3
@@ -32,6 +34,11 @@ def backward(name: str, *edits: tuple[str, str]) -> BackwardDerivation:
 @cache
 def plans(name: str, group: int = 1) -> tuple[BackwardPlan, ...]:
     return plans_of(backward(name), load_throughput(), group)
+
+
+@cache
+def stored(name: str) -> BackwardDerivation:
+    return derive_backward_cached(load_spec(SPECS / f"{name}.toml"))
 
 
 def products(derived: BackwardDerivation) -> list[tuple[str, ...]]:
@@ -95,6 +102,30 @@ class TestProof:
         for rounds in range(1, 8, 2):
             derived = derive_backward(derive(op, chunk=5), bounds=Bounds(width=8, tried=60, rounds=rounds))
             assert prove_backward(op, derived.chosen, chunk=4).bound < 1e-12
+
+
+class TestFamily:
+    """Read from the repository: `test_cache` says that it is up to date."""
+
+    @pytest.mark.parametrize(
+        ("name", "most"), [("kda", 13.11e6), ("gdn2", 12.59e6), ("comba", 13.11e6), ("gla", 6.82e6)]
+    )
+    def test_work(self, name: str, most: float) -> None:
+        cost = stored(name).chosen_cost
+        assert cost.multiply_adds <= most
+        assert ("C", "C", "C") not in products(stored(name))
+
+    @pytest.mark.parametrize("name", FAMILY)
+    def test_against_autograd_of_the_recurrence(self, name: str) -> None:
+        derived = stored(name)
+        assert derived.chosen_cost.multiply_adds <= derived.textbook_cost.multiply_adds
+        assert derived.proof.bound < 1e-12
+        for length in (1, 5, 16, 37):
+            assert check_against_autograd(spec(name), derived.chosen, length, 8) < 1e-12
+
+    @pytest.mark.parametrize("name", FAMILY)
+    def test_proven_again(self, name: str) -> None:
+        assert prove_backward(spec(name), stored(name).chosen, chunk=6).bound < 1e-12
 
 
 class TestNames:

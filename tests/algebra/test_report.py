@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qlagen.algebra import ir
+from qlagen.algebra import ir, ir_adjoint
 from qlagen.algebra.cache import derive_backward_cached
 from qlagen.algebra.latex import latex, latex_listing, latex_name
 from qlagen.algebra.listing import make_listing, upright
@@ -91,7 +91,7 @@ class TestLatex:
                 ir.inverse(STRICT),
                 "\\left(I + \\mathrm{stril}\\left(\\Gamma\\right)\\right)^{-1}",
             ),
-            (ir.suffix_sum(ir.row_sum(V)), "\\mathrm{suffixsum}\\left(\\mathrm{rowsum}\\left(V\\right)\\right)"),
+            (ir_adjoint.suffix_sum(BETA), "\\mathrm{suffixsum}\\left(\\beta\\right)"),
             (ir.zero(("C", "V")), "0"),
         ],
     )

@@ -10,17 +10,24 @@ from qlagen.algebra.cache import derive_backward_cached
 from qlagen.algebra.fields import Float64
 from qlagen.algebra.rounding import GATE_SCALES, rounding_table
 from qlagen.spec.load import load_spec
+from qlagen.spec.model import Input
 
-from .operators import NAMES, SPECS
+from .operators import FAMILY, NAMES, SPECS
 
 
-@pytest.mark.parametrize("name", NAMES)
+def _width(tensor: Input) -> int:
+    """Gates of a log gate per token; many leave little noise in the error of its gradient, and are slow."""
+    return len(tensor.dims) + 1 if tensor.role == "log_gate" else 0
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FAMILY])
 def test_no_chosen_form_is_less_accurate(name: str) -> None:
     """By more than a tenth, for any output and any strength of the gates."""
     derived = derive_backward_cached(load_spec(SPECS / f"{name}.toml"))
-    rows = rounding_table(derived)
+    rows = rounding_table(derived, seeds=2 if max(map(_width, derived.forward.spec.inputs)) > 1 else 6)
     outputs = {row.output for row in rows}
-    assert outputs == {"O", "S1", "dS", *(f"d{g}" for g in derived.forward.spec.gradients)}
+    op = derived.forward.spec
+    assert outputs == {op.output, op.state_output, f"d{op.state}", *(f"d{g}" for g in op.gradients)}
     assert {row.gate_scale for row in rows} <= set(GATE_SCALES)
     for row in rows:
         assert 2e-4 < row.textbook < 1e-2, row

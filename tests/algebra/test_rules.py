@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from qlagen.algebra import ir
+from qlagen.algebra import ir, ir_adjoint
 from qlagen.algebra.build import build_form
 from qlagen.algebra.derive import rewrite_form
 from qlagen.algebra.evaluate import evaluate
@@ -89,8 +89,8 @@ EXAMPLES: tuple[tuple[str, Node, Node], ...] = (
     ("distribute sum", ir.row_sum(ir.subtract(X, Y)), ir.subtract(ir.row_sum(X), ir.row_sum(Y))),
     (
         "distribute sum",
-        ir.row_minus_column(ir.add(X, Y)),
-        ir.add(ir.row_minus_column(X), ir.row_minus_column(Y)),
+        ir_adjoint.row_minus_column(ir.add(X, Y)),
+        ir.add(ir_adjoint.row_minus_column(X), ir_adjoint.row_minus_column(Y)),
     ),
     (
         "merge sums",

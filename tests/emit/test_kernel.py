@@ -88,7 +88,7 @@ def test_instructions_are_spelled_one_for_one(kernel: tuple[str, str, str]) -> N
     cut = len(re.findall(r"^\s+\w+_landed = ", text, re.MULTILINE))
     assert len(re.findall(r"T\.wgmma_gemm\(", text)) == gemms
     assert len(re.findall(r"T\.wait_wgmma\(", text)) == count["wait_groups"]
-    assert len(re.findall(r"T\.sync_threads\(", text)) == count["sync"] + 2 * inverses
+    assert len(re.findall(r"T\.sync_threads\(", text)) == count["sync"] + 3 * inverses
     assert len(re.findall(r"T\.fence_proxy_async\(", text)) == count["fence"] + cut
 
 
@@ -193,11 +193,17 @@ def test_coefficients_are_written_as_numbers() -> None:
 
 
 def test_masks_select_by_index_and_never_multiply() -> None:
-    assert "T.if_then_else(row > column, g_decay_rows[row] - g_decay_columns[column], MINUS_INFINITY)" in emitted(
-        *PREPARE
-    )
-    for kernel, sign in ((("delta_rule", "prepare", "tile"), ">"), (("delta_rule", "forward", "v64"), ">=")):
-        assert re.search(rf"T\.if_then_else\(row {sign} column, \w+_r\[row, column\].*, 0\.0\)", emitted(*kernel))
+    exponent = r"g_decay_rows\[\w+\] - g_decay_columns\[\w+\]"
+    assert re.search(rf"T\.exp2\(T\.if_then_else\(row >= column, {exponent}, MINUS_INFINITY\)\)", emitted(*GATED))
+    unmasked = emitted("delta_rule", "forward", "v64")
+    assert re.search(r"T\.if_then_else\(row >= column, \w+_r\[row, column\].*, 0\.0\)", unmasked)
+
+
+def test_what_only_an_inverse_reads_needs_no_mask_and_no_blocks_above_the_diagonal() -> None:
+    for operator in ("gated_delta_rule", "delta_rule"):
+        text = emitted(operator, "prepare", "tile")
+        assert "if part <= warp:" in text
+        assert "if_then_else(row >" not in text
     for kernel in KERNELS:
         assert "1.0, 0.0) *" not in emitted(*kernel)
 

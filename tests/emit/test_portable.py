@@ -19,10 +19,11 @@ import torch
 import qlagen
 from qlagen.emit.portable import TEMPLATE, PortableView, emit_portable
 from qlagen.emit.templates import template_root
-from tests.algebra.operators import NAMES, derivation
+from tests.algebra.operators import FAMILY, NAMES, derivation
 from tests.emit.portable_package import RUNTIME, Call, error, load, make_call, text
 from tests.program.forms import small_spec
 
+EVERY = (*NAMES, *FAMILY)
 NO_BETA_IN_U = (
     ('U  = "A @ (beta * V)"', 'U  = "A @ V"'),
     ('update  = "beta * (v - decayed^T @ k)"', 'update  = "v - beta * (decayed^T @ k)"'),
@@ -40,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModuleType]:
     folder = tmp_path_factory.mktemp("portable")
-    return {name: load(folder, text(name)) for name in NAMES}
+    return {name: load(folder, text(name)) for name in EVERY}
 
 
 def check(call: Call, module: ModuleType, limit: float = 1e-12) -> None:
@@ -49,14 +50,14 @@ def check(call: Call, module: ModuleType, limit: float = 1e-12) -> None:
         assert error(got, wanted) <= limit
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("tokens", [0, 1, 5, 16, 37, 64, 100, 200])
 def test_equal_lengths(name: str, tokens: int, modules: dict[str, ModuleType]) -> None:
     for state in (False, True):
         check(make_call(small_spec(name), (tokens, tokens), state=state), modules[name])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("lengths", [(37,), (0, 0), (0, 65, 1, 0, 128, 63, 200, 64, 0), (1, 2, 3)])
 def test_packed(name: str, lengths: tuple[int, ...], modules: dict[str, ModuleType]) -> None:
     call = make_call(small_spec(name), lengths, packed=True, padding=9, heads=(1, 3))
@@ -65,7 +66,7 @@ def test_packed(name: str, lengths: tuple[int, ...], modules: dict[str, ModuleTy
     assert torch.all(output[:, sum(lengths) :] == 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (3, 6)])
 def test_grouped_heads(name: str, heads: tuple[int, int], modules: dict[str, ModuleType]) -> None:
     check(make_call(small_spec(name), (70, 70), heads=heads), modules[name])
@@ -99,7 +100,7 @@ def test_offsets_of_both_integer_types_and_strided_inputs(modules: dict[str, Mod
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_one_sequence_cannot_reach_another(name: str, modules: dict[str, ModuleType]) -> None:
     call = make_call(small_spec(name), (20, 70, 33), packed=True)
     wanted, wanted_state = (x.clone() for x in call.run(modules[name]))
@@ -114,7 +115,7 @@ def test_one_sequence_cannot_reach_another(name: str, modules: dict[str, ModuleT
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_smaller_types_compute_in_float32(name: str, dtype: torch.dtype, modules: dict[str, ModuleType]) -> None:
     call = make_call(small_spec(name), (100, 100))
     call.arrays = {
@@ -128,7 +129,7 @@ def test_smaller_types_compute_in_float32(name: str, dtype: torch.dtype, modules
     assert error(state, wanted_state) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "simple_gla"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "simple_gla", "kda", "comba", "gated_delta_product"])
 def test_resets(name: str, modules: dict[str, ModuleType]) -> None:
     call = make_call(small_spec(name), (150, 150))
     call.arrays["g"][:, [0, 7, 8, 64, 149]] = -np.inf
@@ -145,6 +146,26 @@ def test_weak_decays_after_strong_ones_keep_their_digits(modules: dict[str, Modu
     call.arrays["g"][:, 32:] *= 0.01
     output, _ = call.run(modules["simple_gla"], torch.float32)
     assert error(output, call.wanted[0]) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["gla", "rwkv7"])
+def test_channels_that_forget_at_different_speed(name: str, modules: dict[str, ModuleType]) -> None:
+    """In one channel the decays over a chunk are far below the smallest number, in the next they are one."""
+    call = make_call(small_spec(name), (130, 130))
+    gate = call.arrays["w" if name == "rwkv7" else "g"]
+    gate[..., ::2] = -30.0
+    gate[..., 1::2] *= 0.01
+    check(call, modules[name])
+    output, state = call.run(modules[name], torch.float32)
+    assert error(output, call.wanted[0]) <= 1e-5
+    assert error(state, call.wanted[1]) <= 1e-5
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_number_of_steps_is_read_off_the_inputs(steps: int, modules: dict[str, ModuleType]) -> None:
+    """The module was made from a spec with two steps per token."""
+    call = make_call(small_spec("gated_delta_product", ("M = 2", f"M = {steps}")), (70, 3, 0, 65), packed=True)
+    check(call, modules["gated_delta_product"])
 
 
 def test_thousands_of_short_sequences_take_one_step(modules: dict[str, ModuleType]) -> None:
@@ -165,9 +186,10 @@ def test_thousands_of_short_sequences_take_one_step(modules: dict[str, ModuleTyp
     assert calls == [4096]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_gradients(name: str, tmp_path: Path) -> None:
     module = load(tmp_path, text(name, chunk=4))
+    module.runtime.BLOCK = 2  # products under a gate per channel are cut in two
     call = make_call(small_spec(name), (6, 0, 3), packed=True, padding=1, heads=(1, 2))
     for array in call.arrays.values():
         if array.ndim:
@@ -183,11 +205,12 @@ def test_gradients(name: str, tmp_path: Path) -> None:
     assert torch.autograd.gradcheck(function, (state, *tensors), atol=1e-7, rtol=1e-6)
 
 
-def test_gradients_of_resets_are_finite(modules: dict[str, ModuleType]) -> None:
-    call = make_call(small_spec("gated_delta_rule"), (70, 70))
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "comba"])
+def test_gradients_of_resets_are_finite(name: str, modules: dict[str, ModuleType]) -> None:
+    call = make_call(small_spec(name), (70, 70))
     call.arrays["g"][:, [3, 66]] = -np.inf
     arguments = call.arguments(torch.float32, grad=True)
-    output, state = modules["gated_delta_rule"].forward(*arguments)
+    output, state = modules[name].forward(*arguments)
     (output.square().sum() + state.square().sum()).backward()
     assert all(torch.all(x.grad.isfinite()) for x in arguments if isinstance(x, torch.Tensor))
 
@@ -233,7 +256,7 @@ def test_the_banner_says_what_it_was_made_from(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_it_is_formatted(name: str) -> None:
     command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "120", "--check", "--diff", "-"]
     done = subprocess.run(command, input=text(name), capture_output=True, text=True, check=False)
@@ -241,7 +264,7 @@ def test_it_is_formatted(name: str) -> None:
     assert max(map(len, text(name).splitlines())) <= 120
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_operation_names_its_stage(name: str) -> None:
     derived = derivation(name)
     stages = {stage for stage, _ in derived.chosen.stages}

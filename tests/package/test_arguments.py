@@ -132,8 +132,15 @@ def test_arguments_come_from_the_spec() -> None:
     """No gate without a gate in the spec; spec order; only None means the default."""
     names = {name: tuple(item.name for item in OPERATORS[name].arguments) for name in sorted(OPERATORS)}
     assert names == {
+        "comba": ("q", "k", "v", "p", "g", "beta", "scale"),
         "delta_rule": ("q", "k", "v", "beta", "scale"),
+        "gated_delta_product": ("q", "k", "v", "g", "beta", "scale"),
         "gated_delta_rule": ("q", "k", "v", "g", "beta", "scale"),
+        "gdn2": ("q", "k", "v", "g", "b", "w", "scale"),
+        "gla": ("q", "k", "v", "g", "scale"),
+        "kda": ("q", "k", "v", "g", "beta", "scale"),
+        "mamba2": ("q", "k", "v", "g", "dt", "scale"),
+        "rwkv7": ("r", "w", "k", "v", "kappa", "a", "scale"),
         "simple_gla": ("q", "k", "v", "g", "scale"),
     }
     values = inputs()

@@ -134,7 +134,9 @@ def test_explain_the_portable_implementation() -> None:
     assert str(chunk_gated_delta_rule.explain(**inputs())) == text
     asked = qla_ops.explain(chunk_gated_delta_rule, **inputs(), impl="reference")
     assert str(asked) == "chunk_gated_delta_rule: reference (asked for with impl='reference')"
-    with pytest.raises(ValueError, match="print is no operator of this library; allowed: chunk_delta_rule, "):
+    with pytest.raises(
+        ValueError, match="print is no operator of this library; allowed: chunk_comba, chunk_delta_rule, "
+    ):
         qla_ops.explain(print)
 
 

@@ -16,12 +16,12 @@ from tests.program.interpret import run_plan
 
 Array = npt.NDArray[np.float64]
 CHUNK, KEY, VALUE = 8, 5, 3
-SMALL = (("K = 128", f"K = {KEY}"), ("V = 128", f"V = {VALUE}"))
 _COST = Cost(0, 0, 0, 0, 0)
 
 
 def small_spec(name: str, *edits: tuple[str, str]) -> OpSpec:
-    return load(name, *SMALL, *edits)
+    sizes = dict(load(name).dims)
+    return load(name, (f"K = {sizes['K']}", f"K = {KEY}"), (f"V = {sizes['V']}", f"V = {VALUE}"), *edits)
 
 
 def as_derivation(spec: OpSpec, form: Form, chunk: int = CHUNK) -> Derivation:

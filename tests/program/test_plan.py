@@ -12,11 +12,11 @@ import pytest
 from qlagen.algebra.derive import derive
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Elementwise, Gate, Gemm, Inverse, Load, Scan
-from qlagen.program.plan import build_plan
+from qlagen.program.plan import build_plan, plan_programs
 from qlagen.program.show import show_program
 from qlagen.verify.problem import recurrence_of
 from qlagen.verify.reference import run
-from tests.algebra.operators import NAMES, derivation
+from tests.algebra.operators import FAMILY, NAMES, derivation
 from tests.program.examples import PLANS
 from tests.program.forms import check_one_chunk, draw_inputs, small_spec, written
 from tests.program.interpret import run_plan
@@ -197,18 +197,41 @@ def test_what_kernels_cannot_do(changes: dict[str, str], stage: str, part: str) 
     assert part in caught.value.message
 
 
-def test_a_gate_per_channel_is_refused() -> None:
-    edits = (
-        ("g     = { shape = [],", 'g     = { shape = ["K"],'),
-        ('O  = "scale * (from_start(G) * Q @ S + (Q @ K^T) * decay(G) @ V)"', 'O  = "scale * (from_start(G) * Q @ S)"'),
-        ('"total(G) * S + K^T @ (to_end(G) * V)"', '"total(G)^T * S + (to_end(G) * K)^T @ V"'),
-        ('"a * S + k @ v^T"', '"a * S + k @ v^T"'),
-    )
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gla", "the log gate g has a value for each K channel"),
+        ("kda", "the log gate g has a value for each K channel"),
+        ("gdn2", "the log gate g has a value for each K channel"),
+        ("rwkv7", "the log gate w has a value for each K channel"),
+        ("comba", "stage A reads a gate before the token's own decay"),
+        ("gated_delta_product", "a token has M steps"),
+    ],
+)
+def test_what_only_the_portable_implementation_can_do(name: str, reason: str) -> None:
+    derived = written(small_spec(name))
     with pytest.raises(QlagenError) as caught:
-        build_plan(written(small_spec("simple_gla", *edits)))
-    assert caught.value.code == "E-PROGRAM"
-    assert "the log gate g has a value per K channel" in caught.value.message
+        build_plan(derived)
+    assert caught.value.code == "E-UNSUPPORTED"
+    assert caught.value.message == f"kernels cannot run this operator yet: {reason}"
     assert caught.value.span is not None
+    assert plan_programs(derived).programs[-1].carry is not None
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_programs_without_kernels_compute_the_recurrence(name: str) -> None:
+    spec = small_spec(name)
+    arrays, state = draw_inputs(spec, 21)
+    heads = {n: a if a.ndim == 0 else a[None, :, None] for n, a in arrays.items()}
+    output, final = run(recurrence_of(spec), heads, initial_state=state[None, None])
+    got, carried = run_plan(plan_programs(written(spec)), arrays, state)
+    np.testing.assert_allclose(got, output[0, :, 0], rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(carried, final[0, 0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["kda", "comba", "gated_delta_product"])
+def test_text_of_programs_without_kernels(name: str, golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / f"{name}.txt", show_program(plan_programs(written(small_spec(name)))))
 
 
 def test_operations_are_of_their_kernels() -> None:

@@ -123,8 +123,8 @@ class Machine:
         elif step.kind == "scan":
             result = np.cumsum(self._slot(step.rings[0], iteration))
         elif step.kind == "inverse":
-            source = self._slot(step.rings[0], iteration)
-            result = np.linalg.inv(np.eye(len(source)) + source)
+            source = self._register(step.reads[0])
+            result = np.linalg.inv(np.eye(len(source)) - source)
         else:
             assert step.expr is not None
             turned = self.schedule.transposed and role.name == "state"

@@ -48,7 +48,10 @@ def _changed_bodies(
         work = [
             index for index in range(position + 1, len(role.body)) if role.body[index].kind in ("step", "load", "store")
         ]
-        if work:
+        step = role.body[work[0]].step if work else None
+        # A step's own scratch needs one barrier in an iteration, before the step or behind it.
+        scratch_only = instruction.kind == "sync" and step is not None and step.scratch is not None
+        if work and not scratch_only:
             behind = work[0] - position
             yield "late " + instruction.kind, (*before, *after[:behind], instruction, *after[behind:])
     if instruction.kind == "fence":

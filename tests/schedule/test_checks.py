@@ -89,8 +89,8 @@ CASES = [
     (
         PREPARE,
         "drop sync",
-        "tile 12: sync 0",
-        "error[E-SYNC]: role tile: A uses A_source before all threads are done with it\n"
+        "tile 8: sync 0",
+        "error[E-SYNC]: role tile: A_source uses G before all threads are done with it\n"
         "  hint: put a named barrier of the role's threads before the step",
     ),
 ]

@@ -45,7 +45,7 @@ def check(original: Program, schedule: Schedule, chunks: int = 3, seed: int = 0)
     scalars = {name: SCALARS[name] for name in original.scalars}
     outputs, final = run_schedule(schedule, memory, scalars, state if original.carry else None, seed)
     for slot, output in zip(memory, outputs, strict=True):
-        values = run_program(original, {**slot, **{n: np.asarray(s) for n, s in scalars.items()}}, state, dims["C"])
+        values = run_program(original, {**slot, **{n: np.asarray(s) for n, s in scalars.items()}}, state, dims)
         state = values[original.carry.next] if original.carry else state
         for store in original.stores:
             close(output[store.tensor.name], values[store.value])

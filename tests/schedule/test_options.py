@@ -49,7 +49,7 @@ def test_the_shipped_file() -> None:
     ]
     assert dict(file.carried[0].registers) == {"state": 208, "auxiliary": 72, "movers": 24}
     assert [(o.name, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel] == [
-        ("tile", 2, 3, 2, ()),
+        ("tile", 1, 4, 2, ()),
         ("tile", 2, 2, 3, ()),
         ("tile", 2, 1, 4, ()),
     ]

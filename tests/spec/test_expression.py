@@ -19,13 +19,15 @@ SYMBOLS = {
     "V": Symbol(("C", "V")),
     "V'": Symbol(("C", "V")),
     "G": Symbol(("C", "1"), log_gate=True),
+    "H": Symbol(("C", "K"), log_gate=True),
+    "B": Symbol(("CM", "K")),
     "beta": Symbol(("C", "1")),
     "scale": Symbol(("1", "1")),
     "M": Symbol(("C", "C")),
     "L": Symbol(("C", "C"), "strict"),
     "D": Symbol(("C", "C"), "lower"),
 }
-SCOPE = Scope("[stages]", SYMBOLS, line="X")
+SCOPE = Scope("[stages]", SYMBOLS, line="X", step_rows="CM")
 
 
 def parse(text: str) -> Typed:
@@ -65,6 +67,13 @@ def code(text: str) -> str:
         ("to_end(G) * V", "(to_end(G) * V)", ("C", "V")),
         ("from_start(G) * decay(G)", "(from_start(G) * decay(G))", ("C", "C")),
         ("inv_unit_lower(stril(M)) @ V", "(inv_unit_lower(stril(M)) @ V)", ("C", "V")),
+        ("from_start(H) * Q @ S", "((from_start(H) * Q) @ S)", ("C", "V")),
+        ("total(H)^T * S", "((total(H)^T) * S)", ("K", "V")),
+        ("gdot(Q, K, before(H)) @ V", "(gdot(Q, K, before(H)) @ V)", ("C", "V")),
+        ("each(Q) @ B^T", "(each(Q) @ (B^T))", ("CM", "CM")),
+        ("last(each(Q) @ B^T) @ B", "(last(each(Q) @ (B^T)) @ B)", ("C", "K")),
+        ("tril(B @ B^T)", "tril(B @ (B^T))", ("CM", "CM")),
+        ("total(each(H)) * Q", "(total(each(H)) * Q)", ("C", "K")),
     ],
 )
 def test_precedence_and_shape(text: str, meaning: str | None, shape: tuple[str, str] | None) -> None:
@@ -129,6 +138,13 @@ def test_text_form_is_a_fixed_point(text: str) -> None:
         ("inv_unit_lower(L)", "lower"),
         ("inv_unit_lower(L) @ L", "strict"),
         ("tril(L)", "lower"),
+        ("decay(before(G))", "strict"),
+        ("gdot(Q, K, H)", "lower"),
+        ("gdot(Q, K, before(H))", "strict"),
+        ("beta * gdot(Q, K, before(H))", "strict"),
+        ("decay(each(G))", "lower"),
+        ("decay(before(each(G)))", "strict"),
+        ("gdot(B, B, before(each(H)))", "strict"),
     ],
 )
 def test_structure(text: str, structure: str) -> None:
@@ -156,6 +172,28 @@ def test_structure(text: str, structure: str) -> None:
         ("decay(beta)", "E-LOGGATE"),
         ("tril(G)", "E-LOGGATE"),
         ("tril(V)", "E-SHAPE"),
+        ("decay(H)", "E-SHAPE"),
+        ("gdot(Q, K, G)", "E-SHAPE"),
+        ("gdot(Q, K^T, H)", "E-SHAPE"),
+        ("gdot(B, K, H)", "E-SHAPE"),
+        ("gdot(Q, 2, H)", "E-SCALE"),
+        ("gdot(Q, H, H)", "E-LOGGATE"),
+        ("gdot(Q, K, V)", "E-LOGGATE"),
+        ("gdot(Q, K)", "E-ARITY"),
+        ("before(Q)", "E-LOGGATE"),
+        ("before(G)", "E-LOGGATE"),
+        ("each(G)", "E-LOGGATE"),
+        ("before(G) * V", "E-LOGGATE"),
+        ("total(before(G)) * V", "E-LOGGATE"),
+        ("to_end(before(G))", "E-LOGGATE"),
+        ("decay(before(before(G)))", "E-LOGGATE"),
+        ("decay(each(before(G)))", "E-LOGGATE"),
+        ("last(each(G)) * V", "E-LOGGATE"),
+        ("each(B)", "E-SHAPE"),
+        ("last(Q)", "E-SHAPE"),
+        ("last(scale)", "E-SHAPE"),
+        ("tril(B)", "E-SHAPE"),
+        ("inv_unit_lower(decay(before(G)) + decay(G))", "E-STRUCT"),
         ("tril(M, M)", "E-ARITY"),
         ("tril()", "E-ARITY"),
         ("tril", "E-SYNTAX"),

@@ -13,12 +13,13 @@ from qlagen.spec.load import load_spec, parse_spec
 from qlagen.spec.model import OpSpec
 from qlagen.verify.cases import GPU, LENGTHS, QUICK, SETS, SMALL, Case, applies, cases_for, default_value, make_inputs
 from qlagen.verify.rounding import StorageType, round_to
+from tests.algebra.operators import FAMILY
 
 SPECS = Path(__file__).parents[2] / "specs"
 GATED = load_spec(SPECS / "gated_delta_rule.toml")
 UNGATED = load_spec(SPECS / "delta_rule.toml")
 NO_KEYS = load_spec(SPECS / "simple_gla.toml")
-EVERY = (GATED, UNGATED, NO_KEYS)
+EVERY = (GATED, UNGATED, NO_KEYS, *(load_spec(SPECS / f"{name}.toml") for name in FAMILY))
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])
@@ -59,7 +60,8 @@ def test_every_input_keeps_its_declared_range_and_type(spec: OpSpec) -> None:
                 assert np.all(np.linalg.norm(used, axis=-1) <= item.norm * 1.005)
         state = inputs.initial_state
         assert (state is None) is not case.initial_state
-        assert state is None or state.shape == (len(case.lengths), case.value_heads, 128, 128)
+        sizes = dict(spec.dims)
+        assert state is None or state.shape == (len(case.lengths), case.value_heads, sizes["K"], sizes["V"])
 
 
 def test_values_are_what_the_kind_says() -> None:

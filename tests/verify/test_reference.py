@@ -38,6 +38,29 @@ DELTA_RULE = recurrence("S + (beta * k) @ (v - S^T @ k)^T", *QKV, BETA)
 SCALAR_DECAY = recurrence("a * S + k @ v^T", *QKV, GATE)
 
 
+CHANNEL_GATE = Argument("g", "a", KEY, "value", log_gate=True)
+READS_BEFORE_THE_DECAY = recurrence("a * S + beta * k @ (v - S^T @ k)^T", *QKV, CHANNEL_GATE, BETA)
+STEPS = 3
+SEVERAL_STEPS = Recurrence(
+    lines=(("first", "a * S"), ("twice", "2 * S_next"), ("o", "scale * (twice^T @ q)")),
+    state="S",
+    next_state="S_next",
+    output="o",
+    arguments=(
+        Argument("q", "q", KEY, "key"),
+        Argument("k", "k", KEY, "key", steps=STEPS),
+        Argument("v", "v", VALUE, "value", steps=STEPS),
+        GATE,
+        Argument("beta", "beta", None, "value", steps=STEPS),
+        SCALE,
+    ),
+    key_size=KEY,
+    value_size=VALUE,
+    step=(("error", "beta * (v - S^T @ k)"), ("S_next", "S + k @ error^T")),
+    first_state="first",
+)
+
+
 def gated_delta_step(state: Array, q: Array, k: Array, v: Array, g: float, beta: float) -> Array:
     state = np.exp(g) * state
     return state + beta * np.outer(k, v - state.T @ k)
@@ -103,6 +126,41 @@ def test_equals_a_loop_by_hand(operator: str, heads: tuple[int, int]) -> None:
         want_out, want_final = by_hand(step, arrays, [(0, 0, 19), (1, 0, 19)], start)
         np.testing.assert_allclose(out, want_out, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(final, want_final, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (2, 6)])
+def test_a_gate_for_each_channel(heads: tuple[int, int]) -> None:
+    arrays = make(OPERATORS["gated_delta_rule"][2], 2, 19, *heads)
+    arrays["g"] = -np.random.default_rng(3).exponential(0.3, (*arrays["g"].shape, KEY))
+    initial = np.random.default_rng(1).standard_normal((2, heads[1], KEY, VALUE))
+
+    def step(state: Array, q: Array, k: Array, v: Array, g: Array, beta: float) -> Array:
+        return np.exp(g)[:, None] * state + beta * np.outer(k, v - state.T @ k)
+
+    out, final = run(READS_BEFORE_THE_DECAY, arrays, initial_state=initial)
+    want_out, want_final = by_hand(step, arrays, [(0, 0, 19), (1, 0, 19)], initial)
+    np.testing.assert_allclose(out, want_out, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(final, want_final, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (2, 6)])
+def test_several_steps_for_each_token(heads: tuple[int, int]) -> None:
+    """A token of three steps is three tokens of one, of which only the first decays and only the last is read."""
+    arrays = make(OPERATORS["gated_delta_rule"][2], 1, 3 * 19, *heads)
+    arrays["g"][:, np.arange(3 * 19) % STEPS > 0] = 0.0
+    initial = np.random.default_rng(1).standard_normal((2, heads[1], KEY, VALUE))
+    want_out, want_final = run(GATED_DELTA_RULE, arrays, np.array([0, 24, 57]), initial)
+    grouped = {name: np.moveaxis(a.reshape(1, 19, STEPS, *a.shape[2:]), 2, 3) for name, a in arrays.items() if a.ndim}
+    grouped |= {"q": arrays["q"][:, 2::3], "g": arrays["g"][:, ::3], "scale": arrays["scale"]}
+    out, final = run(SEVERAL_STEPS, grouped, np.array([0, 8, 19]), initial)
+    np.testing.assert_allclose(out, 2 * want_out[:, 2::3], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(final, want_final, rtol=1e-12, atol=1e-14)
+
+
+def test_the_number_of_steps_must_fit() -> None:
+    arrays = make(OPERATORS["gated_delta_rule"][2], 1, 4, 1, 1)
+    with pytest.raises(ValueError, match=r"argument 'k' has shape \(1, 4, 1, 5\), needs 5 axes"):
+        run(SEVERAL_STEPS, arrays)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -101,6 +101,8 @@ class Operator:
     """In launch order; empty when there are only portable sources."""
     workspaces: tuple[Workspace, ...]
     portable: Callable[..., Any]
+    obstacle: str = ""
+    """Why it has no kernels, when it has none anywhere."""
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -3,7 +3,8 @@
 Tensors of the caller are [B, T, heads, ...]. Inside, all chunks of all sequences lie along the first axis:
 [slots, heads, C, ...]. The slots of chunk 0 of every sequence come first, then those of chunk 1, and so on, each time
 the longest sequences first, so that one step of the walk takes a contiguous range of slots. Rows past a sequence's end
-are zeros that nothing else can reach: sequences share no slot.
+are zeros that nothing else can reach: sequences share no slot. What is given for each step of a token has the steps of
+all tokens as rows, in order.
 """
 
 from __future__ import annotations
@@ -46,20 +47,22 @@ class Chunks:
     counts: tuple[int, ...]
     """Sequences that have chunk 0, 1, ...; they are the first ones in `order`."""
 
-    def gather(self, x: Tensor) -> Tensor:
-        """[B, T, H, ...] to [slots, heads, C, ...] in the type of the computation; heads repeat in groups."""
-        return self._cut(x.to(self.dtype))
+    def gather(self, x: Tensor, per_step: bool = False) -> Tensor:
+        """[B, T, H, ...] to [slots, heads, C, ...] in the type of the computation; heads repeat in groups. With
+        `per_step` [B, T, H, steps, ...] to [slots, heads, C * steps, ...]."""
+        return self._cut(x.to(self.dtype), per_step)
 
-    def gather_log_gate(self, x: Tensor) -> Tensor:
-        """[B, T, H] to [slots, heads, C], bounded below. Sums of gates lose digits that small decays need, so they are
-        kept in float64 where the device has it."""
+    def gather_log_gate(self, x: Tensor, per_step: bool = False) -> Tensor:
+        """The same, bounded below. Sums of gates lose digits that small decays need, so they are kept in float64 where
+        the device has it."""
         dtype = self.dtype if x.device.type == "mps" else torch.float64
-        return self._cut(x.to(dtype).clamp(min=FORGETS[self.dtype]))
+        return self._cut(x.to(dtype).clamp(min=FORGETS[self.dtype]), per_step)
 
-    def _cut(self, x: Tensor) -> Tensor:
+    def _cut(self, x: Tensor, per_step: bool) -> Tensor:
         chosen = x.flatten(0, 1)[self.rows]
         unused = ~self.valid.view(*self.valid.shape, *[1] * (chosen.ndim - 2))
         chosen = chosen.masked_fill(unused, 0).transpose(1, 2)
+        chosen = chosen.flatten(2, 3) if per_step else chosen
         repeats = self.heads // max(1, chosen.shape[1])
         return chosen if repeats == 1 else chosen.repeat_interleave(repeats, dim=1)
 
@@ -143,29 +146,101 @@ def _counts(chunks: list[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-# Decay atoms of a cumulative log gate G [slots, heads, C]. No exponent is positive.
+# Decay atoms of a cumulative log gate G, [slots, heads, C] or, with a value for each channel, [slots, heads, C, K].
+# `axis` is that of the rows. No exponent is positive. A gate before each row's own decay, B = before(G), has G of the
+# row above; what reads it leaves the diagonal out, where the exponent of a column's decay would be positive.
+
+
+def before(gate: Tensor, axis: int) -> Tensor:
+    """The rows of G, each one further down; zero in the first."""
+    above = gate.narrow(axis, 0, gate.shape[axis] - 1)
+    return torch.cat([torch.zeros_like(gate.narrow(axis, 0, 1)), above], axis)
 
 
 def from_start(gate: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(G), [slots, heads, C]"""
+    """exp(G), in the shape of G"""
     return gate.to(dtype).exp()
 
 
-def to_end(gate: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(G_last - G), [slots, heads, C]"""
-    return (gate[..., -1:] - gate).to(dtype).exp()
+def to_end(gate: Tensor, dtype: torch.dtype, axis: int) -> Tensor:
+    """exp(G_last - G), in the shape of G"""
+    return (gate.narrow(axis, -1, 1) - gate).to(dtype).exp()
 
 
-def total(gate: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(G_last), [slots, heads]"""
-    return gate[..., -1].to(dtype).exp()
+def total(gate: Tensor, dtype: torch.dtype, axis: int) -> Tensor:
+    """exp(G_last), without the rows"""
+    return gate.select(axis, -1).to(dtype).exp()
 
 
 def decay(gate: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(G_i - G_j) where i >= j, else 0; [slots, heads, C, C]"""
-    difference = gate[..., :, None] - gate[..., None, :]
-    later = ~lower(difference, torch.bool)
-    return difference.to(dtype).masked_fill(later, -torch.inf).exp()
+    return _between(gate[..., None], gate[..., None], dtype, 0).squeeze(-1)
+
+
+def decay_before(gate: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(B_i - G_j) where i > j, else 0; [slots, heads, C, C]"""
+    return _between(gate[..., None], _own(gate[..., None]), dtype, -1).squeeze(-1)
+
+
+def gdot(left: Tensor, right: Tensor, gate: Tensor) -> Tensor:
+    """sum_c left_ic right_jc exp(G_ic - G_jc) where i >= j, else 0; [slots, heads, C, K] to [slots, heads, C, C]"""
+    return _gated_product(left, right, gate, gate, 0)
+
+
+def gdot_before(left: Tensor, right: Tensor, gate: Tensor) -> Tensor:
+    """sum_c left_ic right_jc exp(B_ic - G_jc) where i > j, else 0; [slots, heads, C, K] to [slots, heads, C, C]"""
+    return _gated_product(left, right, gate, _own(gate), -1)
+
+
+BLOCK = 8
+"""Rows of a block on the diagonal, where every entry has exponents of its own."""
+
+
+def _own(gate: Tensor) -> Tensor:
+    """G of B [..., C, K]: one row up. The last row is not known; what stands for it is read on the diagonal only."""
+    return torch.cat([gate[..., 1:, :], gate[..., -1:, :]], -2)
+
+
+def _between(gate: Tensor, own: Tensor, dtype: torch.dtype, diagonal: int) -> Tensor:
+    """exp(gate_i - own_j) below a diagonal, else 0; [..., C, K] to [..., C, C, K]"""
+    difference = gate[..., :, None, :] - own[..., None, :, :]
+    rows = gate.shape[-2]
+    keep = torch.ones(rows, rows, dtype=torch.bool, device=gate.device).tril(diagonal)
+    return difference.to(dtype).masked_fill(~keep[..., None], -torch.inf).exp()
+
+
+def _gated_product(left: Tensor, right: Tensor, gate: Tensor, own: Tensor, diagonal: int) -> Tensor:
+    """Both halves of the rows, and between them a plain product whose gates refer to the seam: their exponents are not
+    positive either, and no [C, C, K] values are made."""
+    rows = gate.shape[-2]
+    if rows <= BLOCK:
+        gated = _between(gate, own, left.dtype, diagonal) * right[..., None, :, :]
+        return (gated * left[..., :, None, :]).sum(-1)
+    half = rows // 2
+    upper = [x[..., :half, :] for x in (left, right, gate, own)]
+    lower = [x[..., half:, :] for x in (left, right, gate, own)]
+    seam = upper[3][..., -1:, :]
+    rows_gated = lower[0] * (lower[2] - seam).to(left.dtype).exp()
+    columns_gated = upper[1] * (seam - upper[3]).to(left.dtype).exp()
+    first = _gated_product(upper[0], upper[1], upper[2], upper[3], diagonal)
+    second = _gated_product(lower[0], lower[1], lower[2], lower[3], diagonal)
+    none = first.new_zeros(*first.shape[:-1], rows - half)
+    below = torch.cat([rows_gated @ columns_gated.mT, second], -1)
+    return torch.cat([torch.cat([first, none], -1), below], -2)
+
+
+# Rows of tokens and of their steps. `axis` is that of the rows.
+
+
+def each(x: Tensor, steps: int, axis: int) -> Tensor:
+    """Every row for each step of its token."""
+    return x.repeat_interleave(steps, axis)
+
+
+def last(x: Tensor, steps: int, axis: int) -> Tensor:
+    """The rows of each token's last step."""
+    rows = torch.arange(steps - 1, x.shape[axis], steps, device=x.device)
+    return x.index_select(axis, rows)
 
 
 # Matrices

@@ -30,8 +30,8 @@ def _ahead(
     """All chunks at once: tensors are [slots, heads, ...]."""
     g_from_start = runtime.from_start(g_cum, dtype)  # spec: O
     g_decay = runtime.decay(g_cum, dtype)  # spec: O
-    g_total = runtime.total(g_cum, dtype)  # spec: S1
-    g_to_end = runtime.to_end(g_cum, dtype)  # spec: S1
+    g_total = runtime.total(g_cum, dtype, -1)  # spec: S1
+    g_to_end = runtime.to_end(g_cum, dtype, -1)  # spec: S1
     O_scale = g_from_start * scale  # spec: O
     q_k = q @ k.mT  # spec: O
     O_left = q_k * g_decay * scale  # spec: O

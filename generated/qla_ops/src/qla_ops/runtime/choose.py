@@ -75,7 +75,7 @@ def unsuitable(call: Call) -> str | None:
 def _unsuitable(call: Call) -> str | None:
     operator, facts = call.operator, call.facts
     if not operator.programs:
-        return "this copy of the library has no kernels for it"
+        return operator.obstacle or "this copy of the library has no kernels for it"
     if facts.data_type not in DATA_TYPES:
         return f"its data is {facts.data_type}; the kernels take torch.bfloat16 and torch.float16"
     for name, tensor in (*call.tensors.items(), ("initial_state", call.initial_state)):

@@ -54,6 +54,8 @@ def function(kernel: Kernel, data_type: str) -> Function:
 
 def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]:
     """Every kernel that calls of an operator may need, with the data type it is built for."""
+    if not operator.kernels:
+        return ()
     return (*((kernel, data_type) for kernel in operator.kernels), (TABLES, "int32"))
 
 
