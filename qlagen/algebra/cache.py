@@ -41,6 +41,7 @@ PRESENTATION = (
     "report.py",
     "rounding.py",
     "segment.py",
+    "share_heads.py",
     "show.py",
 )
 """Sources that no derivation depends on."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qlagen.algebra.derivation import Cost, Form
+from qlagen.algebra.heads import per_key_head
 from qlagen.algebra.ir import Node, depends_on, is_lower, is_strictly_lower, is_unit_lower, kind, topological, transpose
 from qlagen.algebra.plan import Kernel, fused_plan
 from qlagen.algebra.walk import compute_nodes
@@ -67,7 +68,7 @@ class CostModel:
 
     def share(self, node: Node) -> float:
         """The part of an expression that one value head pays for."""
-        return 1.0 if self.group == 1 or not depends_on(node) <= self.key_inputs else 1.0 / self.group
+        return 1.0 / self.group if self.group > 1 and per_key_head(node, self.key_inputs) else 1.0
 
     def entries(self, shape: Shape) -> int:
         return self.sizes[shape[0]] * self.sizes[shape[1]]
@@ -124,6 +125,8 @@ class CostModel:
             return Work(elementwise=max(0, len(node.args) - accumulated - 1) * entries)
         if node.op in ("row_sum", "column_sum", "suffix_sum", "step_sum"):
             return Work(elementwise=self.entries(node.args[0].shape))
+        if node.op == "head_sum":
+            return Work(elementwise=entries * (self.group - 1))  # paid once for the group
         if node.op == "row_minus_column":
             return Work(elementwise=2 * self.entries(node.args[0].shape))
         if node.op in ("from_start", "to_end", "total", "decay"):

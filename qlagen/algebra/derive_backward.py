@@ -55,14 +55,14 @@ def derive_backward(derivation: Derivation, *, group: int = 1, bounds: Bounds = 
     saved = inverses(start.roots)
     search = Search(model, Facts.of(spec), frozenset(map(canonical, saved)), bounds)
     best = search.run(start.roots)
-    chosen = _follow(start, best, search.saved)
+    chosen = follow(start, best, search.saved)
     return BackwardDerivation(
         forward=derivation,
         textbook=textbook,
         start=start,
         chosen=chosen,
         saved=saved,
-        steps=_steps(start, best, model, search.saved),
+        steps=steps_of(start, best, model, search.saved),
         textbook_cost=backward_cost(textbook, model, inverses(textbook.roots)),
         start_cost=backward_cost(start, model, saved),
         chosen_cost=backward_cost(chosen, model, saved),
@@ -96,7 +96,7 @@ def plans_of(derivation: BackwardDerivation, facts: Throughput, group: int = 1) 
     return backward_plans(forward.chosen, derivation.chosen, model, facts)
 
 
-def _follow(start: BackwardForm, program: Program, saved: frozenset[Node]) -> BackwardForm:
+def follow(start: BackwardForm, program: Program, saved: frozenset[Node]) -> BackwardForm:
     """The program as a backward form; named expressions follow the rewrites, and those that are gone are left out."""
     names = tuple(name for name, _ in start.stages)
     nodes = tuple(node for _, node in start.stages)
@@ -112,12 +112,12 @@ def _follow(start: BackwardForm, program: Program, saved: frozenset[Node]) -> Ba
     return replace(start, gradients=listed, state=state, stages=named)
 
 
-def _steps(start: BackwardForm, best: Program, model: CostModel, saved: frozenset[Node]) -> tuple[Step, ...]:
+def steps_of(start: BackwardForm, best: Program, model: CostModel, saved: frozenset[Node]) -> tuple[Step, ...]:
     """The rewrites as text. Expressions are shown by the names that they have before each."""
     steps: list[Step] = []
     for program in best.path():
         if program.match is not None and program.parent is not None:
-            parent, child = (_follow(start, p, saved) for p in (program.parent, program))
+            parent, child = (follow(start, p, saved) for p in (program.parent, program))
             names = {node: name for name, node in parent.stages}
             before = show(program.match.before, _but(names, program.match.before))
             after = show(program.match.after, _but(names, program.match.before))

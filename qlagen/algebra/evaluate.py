@@ -83,6 +83,8 @@ class _Evaluator:
             return self._inverse(args[0])
         if node.op in ("each", "last", "step_sum", "at_last"):
             return self._steps(node, args[0])
+        if node.op == "head_sum":
+            return args[0]
         if node.op == "following":
             return np.concatenate([args[0][1:], np.zeros_like(args[0][:1])])
         return self._gate(node, args)

@@ -21,6 +21,8 @@ class Facts:
     ranges: Mapping[str, tuple[float, float]]
     norms: Mapping[str, float]
     """Upper bound of the Euclidean norm of each token's vector."""
+    key_inputs: frozenset[str] = frozenset()
+    """Inputs that all value heads of a key head have in common."""
 
     @staticmethod
     def of(spec: OpSpec) -> Facts:
@@ -29,7 +31,7 @@ class Facts:
             for i in spec.inputs
         }
         norms = {i.chunk_symbol: inf if i.norm is None else i.norm for i in spec.inputs}
-        return Facts(ranges, norms)
+        return Facts(ranges, norms, frozenset(i.chunk_symbol for i in spec.inputs if i.heads != "value"))
 
     def unbounded_growth(self, strict: Node) -> str | None:
         """Why (I + strict)^-1 may have large entries, or None when its entries stay within `GROWTH_LIMIT`.

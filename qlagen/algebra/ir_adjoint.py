@@ -43,6 +43,11 @@ def at_last(node: Node, rows: str) -> Node:
     return _linear_in_first("at_last", (node,), (rows, node.shape[1]))
 
 
+def head_sum(node: Node) -> Node:
+    """The sum over the value heads that share a key head, shape kept. An evaluation of one head gives the operand."""
+    return _linear_in_first("head_sum", (node,), node.shape)
+
+
 def gapply(matrix: Node, columns: Node, gate: Node) -> Node:
     """[C, n] with i >= j: sum_j M_ij exp(G_ic - G_jc) y_jc; of before(G) the rows have that gate, and i > j.
 

@@ -61,7 +61,7 @@ def _node_measure(node: Node, args: list[Measure], inputs: Mapping[str, Measure]
         return Measure(max((a.degree for a in args), default=0), log_sum(terms))
     if node.op in ("row_sum", "column_sum"):
         return Measure(degree, bits + log2(sizes[node.args[0].shape[1 if node.op == "row_sum" else 0]]))
-    if node.op in ("following", "at_last"):
+    if node.op in ("following", "at_last", "head_sum"):
         return args[0]
     if node.op == "step_sum":
         return Measure(degree, bits + log2(sizes[node.args[0].shape[0]] // sizes["C"]))

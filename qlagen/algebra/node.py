@@ -27,6 +27,7 @@ Op = Literal[
     "following",  # row i: row i + 1, zero in the last; the transpose of before
     "step_sum",  # rows per step to rows per token: the sum; the transpose of each
     "at_last",  # rows per token to rows per step: at the last step, zeros elsewhere; the transpose of last
+    "head_sum",  # the sum over the value heads of a key head, shape kept; of a single head it is the operand
     "gapply",  # M, y, gate: [i >= j] sum_j M_ij exp(G_ic - G_jc) y_jc; of before(G) as decay
     "gapply_transposed",  # M, x, gate: [i >= j] sum_i M_ij exp(G_ic - G_jc) x_ic
     "inverse",  # (I + L)^-1 of a strictly lower L

@@ -62,8 +62,13 @@ def _draw_panel(pyplot: Any, axis: Any, title: str, points: Sequence[Labelled]) 
     pyplot.colorbar(drawn, ax=axis, label="memory traffic, KB")
     best = {min(range(len(points)), key=lambda i: points[i][k]) for k in range(3)}
     for place in sorted(best):
+        right = work[place] > (min(work) + max(work)) / 2
         axis.annotate(
-            points[place][3][:_LABEL], (work[place], serial[place]), xytext=(4, 6), textcoords="offset points"
+            points[place][3][:_LABEL],
+            (work[place], serial[place]),
+            xytext=(-4 if right else 4, 6),
+            textcoords="offset points",
+            horizontalalignment="right" if right else "left",
         )
     axis.set_xlabel("million multiply-adds")
     axis.set_ylabel("serial clocks (modelled)")

@@ -10,7 +10,7 @@ from qlagen.algebra.backward_plans import BackwardPlan, backward_model
 from qlagen.algebra.context_parallel import ContextParallel, context_parallel
 from qlagen.algebra.cost import CostModel
 from qlagen.algebra.derivation import Cost, Derivation
-from qlagen.algebra.derive_backward import BackwardDerivation, backward_cost, inverses, plans_of
+from qlagen.algebra.derive_backward import BackwardDerivation, plans_of
 from qlagen.algebra.explain import amount, cost_table, explain, explain_json, indent, product_lines, step_lines
 from qlagen.algebra.explore import ForwardSet, explore_forward, flatten
 from qlagen.algebra.ir import kind
@@ -18,6 +18,7 @@ from qlagen.algebra.latex import latex_listing
 from qlagen.algebra.ledger import canonical, computed
 from qlagen.algebra.listing import Listing, make_listing, upright
 from qlagen.algebra.plan import fused_plan, staged_plan
+from qlagen.algebra.share_heads import SharedBackward, share_heads
 from qlagen.algebra.target import Throughput, load_throughput
 from qlagen.algebra.text import show
 
@@ -33,8 +34,9 @@ class Report:
     forward: ForwardSet
     context: ContextParallel | None
     backward: BackwardDerivation | None = None
-    backward_costs: tuple[Cost, Cost] | None = None
-    """Of the textbook's backward pass and of the chosen one."""
+    """For one value head per key head."""
+    shared: SharedBackward | None = None
+    """For `group` of them, if there are several."""
     plans: tuple[BackwardPlan, ...] = ()
 
     @property
@@ -45,9 +47,14 @@ class Report:
         return make_listing(results, inner, _taken(self.derivation))
 
     @property
-    def backward_listing(self) -> Listing:
+    def grouped(self) -> BackwardDerivation:
+        """The backward pass for the group."""
         assert self.backward is not None
-        chosen, state = self.backward.chosen, self.derivation.spec.state
+        return self.backward if self.shared is None else self.shared.derived
+
+    @property
+    def backward_listing(self) -> Listing:
+        chosen, state = self.grouped.chosen, self.derivation.spec.state
         results = (*((f"d{name}", node) for name, node in chosen.gradients), (f"d{state}", chosen.state))
         return make_listing(results, chosen.stages, _taken(self.derivation))
 
@@ -63,13 +70,8 @@ def make_report(
     spec, chunk = derivation.spec, derivation.proof.chunk
     throughput = load_throughput() if facts is None else facts
     model = CostModel.of(spec, chunk, group)
-    costs: tuple[Cost, Cost] | None = None
-    plans: tuple[BackwardPlan, ...] = ()
-    if backward is not None:
-        back = backward_model(model, backward.start, spec.state)
-        forms = (backward.textbook, backward.chosen)
-        textbook, chosen = (backward_cost(form, back, (*inverses(form.roots), *backward.saved)) for form in forms)
-        costs, plans = (textbook, chosen), plans_of(backward, throughput, group)
+    shared = None if backward is None or group == 1 else share_heads(backward, group)
+    grouped = backward if shared is None else shared.derived
     return Report(
         derivation,
         group,
@@ -78,8 +80,8 @@ def make_report(
         explore_forward(derivation, throughput, group),
         context_parallel(derivation, group),
         backward,
-        costs,
-        plans,
+        shared,
+        () if grouped is None else plans_of(grouped, throughput, group),
     )
 
 
@@ -145,7 +147,7 @@ def _skip_text(report: Report) -> str:
 
 
 def _backward_section(report: Report, backward: BackwardDerivation) -> Iterator[str]:
-    assert report.backward_costs is not None
+    grouped = report.grouped
     names = {node: name for name, node in backward.chosen.stages}
     saved = ", ".join(show(node, names) for node in backward.saved) or "nothing"
     yield f"Backward pass, {report.group} value heads per key head; in memory: states, {saved}"
@@ -153,13 +155,17 @@ def _backward_section(report: Report, backward: BackwardDerivation) -> Iterator[
     yield "Rewrites of reverse mode on the chosen form"
     yield from indent(step_lines(backward.start_cost, backward.steps))
     yield ""
+    if report.shared is not None:
+        yield f"Rewrites for {report.group} value heads per key head"
+        yield from indent(step_lines(grouped.start_cost, grouped.steps))
+        yield ""
     yield "Chosen backward pass"
     yield from indent(report.backward_listing.text())
     yield ""
-    yield from cost_table(*report.backward_costs)
+    yield from cost_table(grouped.textbook_cost, grouped.chosen_cost)
     yield ""
     yield "Matrix products"
-    yield from indent(_backward_products(report, backward))
+    yield from indent(_backward_products(report, grouped))
     yield ""
     yield "Plans that no other beats"
     yield from indent(_plan_lines(report))
@@ -169,6 +175,8 @@ def _backward_section(report: Report, backward: BackwardDerivation) -> Iterator[
         f"Proven to be the derivative of [recurrence] at C={proof.chunk}, K={proof.key_dim}, V={proof.value_dim}: "
         f"a wrong one passes with probability <= {proof.bound:.1e}"
     )
+    if report.shared is not None:
+        yield f"The same for a group of heads: a wrong sum passes with probability <= {report.shared.bound:.1e}"
 
 
 def _backward_products(report: Report, backward: BackwardDerivation) -> Iterator[str]:
@@ -242,8 +250,9 @@ def _context_json(report: Report) -> dict[str, Any] | None:
 
 
 def _backward_json(report: Report, backward: BackwardDerivation) -> dict[str, Any]:
-    assert report.backward_costs is not None
-    textbook, chosen = report.backward_costs
+    grouped, bound = report.grouped, backward.proof.bound
+    textbook, chosen = grouped.textbook_cost, grouped.chosen_cost
+    steps = backward.steps if report.shared is None else (*backward.steps, *grouped.steps)
     listing = report.backward_listing
     return {
         "textbook_madds": textbook.multiply_adds,
@@ -254,10 +263,10 @@ def _backward_json(report: Report, backward: BackwardDerivation) -> dict[str, An
         "elementwise": chosen.elementwise,
         "rounded": chosen.rounded,
         "stages": dict(line.split(" = ", 1) for line in _stripped(listing)),
-        "steps": [{"rule": s.rule, "before": s.before, "after": s.after} for s in backward.steps],
+        "steps": [{"rule": s.rule, "before": s.before, "after": s.after} for s in steps],
         "pareto": [_plan_json(plan) for plan in report.plans],
         "latex": latex_listing(listing),
-        "proof_bound": backward.proof.bound,
+        "proof_bound": bound if report.shared is None else bound + report.shared.bound,
     }
 
 

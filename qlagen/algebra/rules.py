@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from qlagen.algebra import rewrite_gates as gates
+from qlagen.algebra import rewrite_heads as heads
 from qlagen.algebra import rewrite_products as products
 from qlagen.algebra import rewrite_sums as sums
 from qlagen.algebra.derivation import Refusal
@@ -63,6 +64,12 @@ RULES: tuple[Rule, ...] = (
     _plain("distribute sum", sums.distribute_sum),
     # row_sum(a) + row_sum(b) -> row_sum(a + b)
     _plain("merge sums", sums.merge_sums),
+    # head_sum(x @ k) -> head_sum(x) @ k, head_sum(k @ x) -> k @ head_sum(x) for k of the key head
+    Rule("sum heads first", heads.sum_heads_first.__doc__ or "", heads.sum_heads_first),
+    # head_sum(a + b) -> head_sum(a) + head_sum(b)
+    _plain("distribute head sum", heads.distribute_head_sum),
+    # head_sum(a) + head_sum(b) -> head_sum(a + b)
+    _plain("merge head sums", heads.merge_head_sums),
     # (I + s L)^-1 s -> s (I + L s)^-1, and back
     _plain("push through", gates.push_through),
     # decay(G) * to_end(G) -> tril(to_end(G)^T), and back

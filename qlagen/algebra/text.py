@@ -18,6 +18,7 @@ _CALLS = {
     "suffix_sum": "suffix_sum",
     "following": "following",
     "step_sum": "step_sum",
+    "head_sum": "head_sum",
     "at_last": "at_last",
     "gapply": "gapply",
     "gapply_transposed": "gapply_transposed",

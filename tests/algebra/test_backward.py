@@ -204,6 +204,7 @@ def test_every_operation_has_an_adjoint_but_those_of_backward_passes() -> None:
         "following",
         "step_sum",
         "at_last",
+        "head_sum",
         "gapply",
         "gapply_transposed",
     ]

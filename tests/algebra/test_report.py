@@ -139,7 +139,8 @@ class TestReport:
         value = report_json(report("gated_delta_rule", 4))
         assert value["group"] == 4
         assert (value["forward"]["madds"], value["forward"]["hbm_bytes"]) == (4_521_984, 61 * 1024)
-        assert value["backward"]["madds"] == 12_582_912 - 0.75 * 2 * 64 * 64 * 128
+        assert value["backward"]["madds"] == 12_582_912 - 0.75 * 5 * 64 * 64 * 128  # products with K or Q alone shared
+        assert value["backward"]["steps"][-1]["rule"] in ("sum heads first", "merge head sums")
 
     def test_without_the_backward_pass(self) -> None:
         assert report_json(report("simple_gla", backward=False))["backward"] is None

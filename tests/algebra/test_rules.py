@@ -38,7 +38,7 @@ STRICT = ir.multiply(ir.mask("strict"), X)
 LOWER = ir.multiply(ir.mask("lower"), Y)
 INVERSE = ir.inverse(ir.multiply(BETA, STRICT))
 DECAY, FIRST, LAST = ir.decay(G), ir.from_start(G), ir.to_end(G)
-GRANTED = Facts({"beta": (0.0, 2.0)}, {"K": 1.0})
+GRANTED = Facts({"beta": (0.0, 2.0)}, {"K": 1.0}, frozenset({"Q", "K", "scale"}))
 
 # rule, before, one of the results it must yield
 EXAMPLES: tuple[tuple[str, Node, Node], ...] = (
@@ -91,6 +91,26 @@ EXAMPLES: tuple[tuple[str, Node, Node], ...] = (
         "distribute sum",
         ir_adjoint.row_minus_column(ir.add(X, Y)),
         ir.add(ir_adjoint.row_minus_column(X), ir_adjoint.row_minus_column(Y)),
+    ),
+    (
+        "sum heads first",
+        ir_adjoint.head_sum(ir.matmul(ir.multiply(BETA, X), K)),
+        ir.matmul(ir_adjoint.head_sum(ir.multiply(BETA, X)), K),
+    ),
+    (
+        "sum heads first",
+        ir_adjoint.head_sum(ir.matmul(ir.transpose(K), X)),
+        ir.matmul(ir.transpose(K), ir_adjoint.head_sum(X)),
+    ),
+    (
+        "distribute head sum",
+        ir_adjoint.head_sum(ir.subtract(X, Y)),
+        ir.subtract(ir_adjoint.head_sum(X), ir_adjoint.head_sum(Y)),
+    ),
+    (
+        "merge head sums",
+        ir.subtract(ir_adjoint.head_sum(X), ir_adjoint.head_sum(Y)),
+        ir_adjoint.head_sum(ir.subtract(X, Y)),
     ),
     (
         "merge sums",
