@@ -43,6 +43,7 @@ PRESENTATION = (
     "segment.py",
     "share_heads.py",
     "show.py",
+    "stacking.py",
 )
 """Sources that no derivation depends on."""
 

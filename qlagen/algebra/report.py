@@ -13,12 +13,13 @@ from qlagen.algebra.derivation import Cost, Derivation
 from qlagen.algebra.derive_backward import BackwardDerivation, plans_of
 from qlagen.algebra.explain import amount, cost_table, explain, explain_json, indent, product_lines, step_lines
 from qlagen.algebra.explore import ForwardSet, explore_forward, flatten
-from qlagen.algebra.ir import kind
+from qlagen.algebra.ir import Node, kind
 from qlagen.algebra.latex import latex_listing
 from qlagen.algebra.ledger import canonical, computed
 from qlagen.algebra.listing import Listing, make_listing, upright
 from qlagen.algebra.plan import fused_plan, staged_plan
 from qlagen.algebra.share_heads import SharedBackward, share_heads
+from qlagen.algebra.stacking import stacked_products
 from qlagen.algebra.target import Throughput, load_throughput
 from qlagen.algebra.text import show
 
@@ -100,6 +101,8 @@ def report_text(report: Report) -> str:
         parts += [f"With {report.group} value heads per key head"]
         parts += [*indent(cost_table(report.textbook_cost, report.chosen_cost)), ""]
     parts += ["Forms and kernel plans that no other beats", *indent(_forward_lines(report)), ""]
+    stacked = list(_stacked_lines(_forward_nodes(report), report.forward_listing, report.derivation.spec.state))
+    parts += ["Products that may run as one, stacked", *indent(stacked), ""] if stacked else []
     parts += ["Context parallelism", *indent(_context_lines(report))]
     if report.backward is not None:
         parts += ["", *_backward_section(report, report.backward)]
@@ -123,7 +126,8 @@ def _context_lines(report: Report) -> Iterator[str]:
     if facts is None:
         yield "the next state is not M S + B: segments cannot be joined"
         return
-    yield f"M = {show(facts.chunk.diagonal)} * I + {show(facts.chunk.rest)}"
+    rest = "" if facts.chunk.is_diagonal else f" + {show(facts.chunk.rest)}".replace("+ -", "- ")
+    yield f"M = {show(facts.chunk.diagonal)} * I{rest}"
     yield f"B = {show(facts.chunk.write)}"
     yield f"state alone: {show(facts.state_only.state)}"
     work = amount(facts.state_only.multiply_adds, 1e6, "M")
@@ -167,6 +171,11 @@ def _backward_section(report: Report, backward: BackwardDerivation) -> Iterator[
     yield "Matrix products"
     yield from indent(_backward_products(report, grouped))
     yield ""
+    stacked = list(_stacked_lines(_backward_nodes(grouped), report.backward_listing, grouped.chosen.state_seed.value))
+    if stacked:
+        yield "Products that may run as one, stacked"
+        yield from indent(stacked)
+        yield ""
     yield "Plans that no other beats"
     yield from indent(_plan_lines(report))
     yield ""
@@ -182,9 +191,25 @@ def _backward_section(report: Report, backward: BackwardDerivation) -> Iterator[
 def _backward_products(report: Report, backward: BackwardDerivation) -> Iterator[str]:
     spec = report.derivation.spec
     model = backward_model(CostModel.of(spec, report.derivation.proof.chunk, report.group), backward.start, spec.state)
-    nodes = tuple(map(upright, computed(backward.chosen.roots, frozenset(map(canonical, backward.saved)))))
+    nodes = _backward_nodes(backward)
     names = {node: name for name, node in report.backward_listing.lines if kind(node) == "matrix"}
     return product_lines(nodes, names, model, tuple(map(upright, model.chain(backward.chosen.state))))
+
+
+def _backward_nodes(backward: BackwardDerivation) -> tuple[Node, ...]:
+    return tuple(map(upright, computed(backward.chosen.roots, frozenset(map(canonical, backward.saved)))))
+
+
+def _forward_nodes(report: Report) -> tuple[Node, ...]:
+    form = report.derivation.chosen
+    return tuple(map(upright, computed((form.output, form.state))))
+
+
+def _stacked_lines(nodes: tuple[Node, ...], listing: Listing, carried: str) -> Iterator[str]:
+    names = {node: name for name, node in listing.lines if kind(node) == "matrix"}
+    for group in stacked_products(nodes, carried):
+        left = "; ".join(show(product.args[0], names) for product in group)
+        yield f"[{left}] @ {show(group[0].args[1], names)}"
 
 
 def _plan_lines(report: Report) -> Iterator[str]:
@@ -222,6 +247,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "exps": chosen.exps,
         "hbm_bytes": chosen.hbm_bytes,
         "elementwise": chosen.elementwise,
+        "stacked": list(_stacked_lines(_forward_nodes(report), report.forward_listing, report.derivation.spec.state)),
         "pareto": list(flatten(report.forward.points)),
         "pareto_bound": report.forward.bound,
         "latex": latex_listing(report.forward_listing),
@@ -264,6 +290,7 @@ def _backward_json(report: Report, backward: BackwardDerivation) -> dict[str, An
         "rounded": chosen.rounded,
         "stages": dict(line.split(" = ", 1) for line in _stripped(listing)),
         "steps": [{"rule": s.rule, "before": s.before, "after": s.after} for s in steps],
+        "stacked": list(_stacked_lines(_backward_nodes(grouped), listing, grouped.chosen.state_seed.value)),
         "pareto": [_plan_json(plan) for plan in report.plans],
         "latex": latex_listing(listing),
         "proof_bound": bound if report.shared is None else bound + report.shared.bound,

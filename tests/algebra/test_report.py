@@ -14,9 +14,11 @@ import pytest
 from qlagen.algebra import ir, ir_adjoint
 from qlagen.algebra.cache import derive_backward_cached
 from qlagen.algebra.latex import latex, latex_listing, latex_name
+from qlagen.algebra.ledger import canonical
 from qlagen.algebra.listing import make_listing, upright
 from qlagen.algebra.plots import draw_pareto
 from qlagen.algebra.report import Report, make_report, report_json, report_latex, report_text
+from qlagen.algebra.stacking import stacked_products
 from qlagen.errors import QlagenError
 from qlagen.spec.load import load_spec
 
@@ -144,6 +146,27 @@ class TestReport:
 
     def test_without_the_backward_pass(self) -> None:
         assert report_json(report("simple_gla", backward=False))["backward"] is None
+
+
+class TestStacking:
+    def test_keys_and_queries(self) -> None:
+        value = report_json(report("gated_delta_rule"))
+        assert value["forward"]["stacked"] == ["[Q; K] @ K^T", "[Q; K] @ S"]
+        assert "[Q; K] @ S" in report_text(report("delta_rule"))
+
+    def test_of_products_that_need_each_other_only_one_joins(self) -> None:
+        square = ir.input_node("X", ("C", "C"))
+        first = ir.matmul(square, V)
+        nested = ir.matmul(ir.multiply(ir.matmul(first, ir.transpose(V)), square), V)
+        other = ir.matmul(ir.transpose(square), V)
+        (group,) = stacked_products((first, nested, other), "S")
+        assert group == (first, other)
+
+    def test_a_product_is_in_one_group(self) -> None:
+        nodes = (ir.matmul(K, S), ir.matmul(V, ir.transpose(S)), ir.matmul(K, ir.transpose(K)))
+        groups = stacked_products(nodes, "S")
+        members = [canonical(n) for group in groups for n in group]
+        assert len(members) == len(set(members))
 
 
 class TestPlot:
