@@ -85,7 +85,7 @@ def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
         if chunks:
             values += [("slot", "first_slot + step")]
         return views.Assign(tuple(values))
-    values += [("item", "block + step * workers")]
+    values += [("item", "first_item + step")]
     values += [("slot", "T.truncdiv(item, value_heads)"), ("value_head", "T.truncmod(item, value_heads)")]
     if any(tensor.head == "key" for tensor in tensors):
         values += [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")]
@@ -135,12 +135,18 @@ def needs_landed(context: Context, role: Role) -> bool:
     return any(len(ring.shape) == 2 and tensor_of(ring).layout == "token" for ring in loads)
 
 
+_HEAD_CHANGED = "T.min(step, value_head - key_head * T.truncdiv(value_heads, key_heads)) < LOAD_STAGES"
+"""Among a key head's value heads only the first ones find another tile in the slot."""
+
+
 def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTiles:
     padded = [ring for ring in rings if tensor_of(ring).layout == "chunk"]
     cut = [ring for ring in rings if tensor_of(ring).layout == "token"]
     for ring in cut:
         _check_width(ring)
+    by_key_head = not context.carried and all(tensor_of(ring).head == "key" for ring in rings)
     return views.LoadTiles(
+        needed=_HEAD_CHANGED if by_key_head else None,
         padded=tuple(_tile(context, ring) for ring in padded),
         cut=tuple(_tile(context, ring) for ring in cut),
         landed=landed_barrier(role),

@@ -183,9 +183,11 @@ class TileView:
 @dataclass(frozen=True)
 class LoadTiles(Line):
     """TMA of tiles. `padded` tensors have whole chunks only. Rows of `cut` ones past the sequence's end are zeroed:
-    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses."""
+    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses. Where
+    `needed` does not hold, the slot has these tiles already."""
 
     macro = "load_tiles"
+    needed: str | None
     padded: tuple[TileView, ...]
     cut: tuple[TileView, ...]
     landed: str

@@ -39,6 +39,7 @@ MUTANTS = {
         1,
     ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
+    "prepare: a tile kept from the iteration before": ("prepare_tile.py", "T.min(step, ", "T.max(step, ", 1),
     "prepare: a named barrier dropped": ("prepare_tile.py", "T.sync_threads(TILE_BARRIER, ", "(", 3),
 }
 
