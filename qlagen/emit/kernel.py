@@ -189,6 +189,7 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     inverted = any(isinstance(line, views.Inverse) for line in lines)
+    used["load_heads"] = any(isinstance(line, views.FetchHeads) for line in lines)
     used |= {"block_products": inverted, "unit_lower_inverse": inverted}
     return tuple(name for name, wanted in used.items() if wanted)
 

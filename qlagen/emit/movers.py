@@ -48,7 +48,7 @@ def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
     lines: list[views.Line] = [coordinates(context, [tensor_of(ring) for ring in moved])]
     for instruction in role.body:
         if instruction.kind == "load" and instruction.ring and len(context.rings[instruction.ring].shape) == 1:
-            lines.append(_fetch_vector(context.rings[instruction.ring]))
+            lines.append(_fetch_vector(context, context.rings[instruction.ring]))
     tiles: list[Ring] = []
     for instruction in role.body:
         if _is_tile_load(context, instruction):
@@ -205,9 +205,12 @@ def _vector_in_tensor(tensor: Tensor, index: str) -> str:
     return f"{tensor.name}[slot, {HEAD[tensor.head]}, {index}]"
 
 
-def _fetch_vector(ring: Ring) -> views.FetchVector:
+def _fetch_vector(context: Context, ring: Ring) -> views.Line:
     tensor = tensor_of(ring)
     comment = views.Comment("", f"{tensor.name}, read before its slot is free")
+    if not context.carried and tensor.layout == "token" and tensor.head == "value":
+        first = f"{tensor.name}[start, value_head - value_head % QUAD]"
+        return views.FetchHeads(vector_registers(ring), f"{ring.name}_heads", first, comment)
     source = _vector_in_tensor(tensor, "lane + entry * WARP")
     return views.FetchVector(vector_registers(ring), source, tensor.layout == "token", comment)
 

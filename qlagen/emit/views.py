@@ -207,6 +207,18 @@ class FetchVector(Line):
 
 
 @dataclass(frozen=True)
+class FetchHeads(Line):
+    """The same of a tensor by token, where iterations walk the value heads: its heads lie side by side in memory, and
+    a row's come to the registers `heads` four at a time, from `first` on."""
+
+    macro = "fetch_heads"
+    out: str
+    heads: str
+    first: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
 class LoadVector(Line):
     """Registers to the slot, one warp."""
 
