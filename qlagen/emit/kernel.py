@@ -151,17 +151,10 @@ def _state_index(dim: str, index: str) -> str:
 
 
 def _prologue(context: Context) -> Entries:
-    """What every thread works out first: where its CTA's work lies. Items of a persistent grid lie side by side, value
-    heads fastest: a CTA meets the heads of one key head one after the other."""
+    """What every thread works out first: where its CTA's work lies."""
     if not context.carried:
-        rest = "items - iterations * workers"
-        return (
-            ("items", "chunk_count * value_heads"),
-            ("iterations", "T.truncdiv(items, workers)"),
-            ("first_item", f"block * iterations + T.min(block, {rest})"),
-            ("iterations", f"iterations + T.if_then_else(block < {rest}, 1, 0)"),
-            ("cuts", "0"),
-        )
+        items = "chunk_count * value_heads"
+        return (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
     tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
     values = [
         ("sequence", "T.truncdiv(block, TILES * value_heads)"),
@@ -189,7 +182,6 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     inverted = any(isinstance(line, views.Inverse) for line in lines)
-    used["load_heads"] = any(isinstance(line, views.FetchHeads) for line in lines)
     used |= {"block_products": inverted, "unit_lower_inverse": inverted}
     return tuple(name for name, wanted in used.items() if wanted)
 

@@ -78,15 +78,11 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
             found += [_fp32(gate.name, "alloc_fragment", gate.extent) for gate in line.gates]
         if isinstance(line, views.Map | views.Vector):
             found += [_fp32(name.removesuffix("[0]"), "alloc_local", "1") for name, _ in line.last]
-        if isinstance(line, views.FetchVector | views.FetchHeads):
+        if isinstance(line, views.FetchVector):
             found.append(_fp32(line.out, "alloc_local", "LANE_ENTRIES"))
-        if isinstance(line, views.FetchHeads):
-            found.append(_fp32(line.heads, "alloc_local", "LANE_ENTRIES * QUAD"))
     if any(isinstance(line, views.Scan) for line in lines):
         found += [_fp32("sums", "alloc_local", "LANE_ENTRIES")]
         found += [_fp32(name, "alloc_local", "1") for name in ("lane_sum", "lane_before")]
-    if any(isinstance(line, views.Inverse) for line in lines):
-        found.append(_fp32("row_sums", "alloc_local", "CHUNK * 3 // 8"))
     return tuple({view.name: view for view in found}.values())
 
 

@@ -48,7 +48,7 @@ def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
     lines: list[views.Line] = [coordinates(context, [tensor_of(ring) for ring in moved])]
     for instruction in role.body:
         if instruction.kind == "load" and instruction.ring and len(context.rings[instruction.ring].shape) == 1:
-            lines.append(_fetch_vector(context, context.rings[instruction.ring]))
+            lines.append(_fetch_vector(context.rings[instruction.ring]))
     tiles: list[Ring] = []
     for instruction in role.body:
         if _is_tile_load(context, instruction):
@@ -85,7 +85,7 @@ def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
         if chunks:
             values += [("slot", "first_slot + step")]
         return views.Assign(tuple(values))
-    values += [("item", "first_item + step")]
+    values += [("item", "block + step * workers")]
     values += [("slot", "T.truncdiv(item, value_heads)"), ("value_head", "T.truncmod(item, value_heads)")]
     if any(tensor.head == "key" for tensor in tensors):
         values += [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")]
@@ -135,18 +135,12 @@ def needs_landed(context: Context, role: Role) -> bool:
     return any(len(ring.shape) == 2 and tensor_of(ring).layout == "token" for ring in loads)
 
 
-_HEAD_CHANGED = "T.min(step, value_head - key_head * T.truncdiv(value_heads, key_heads)) < LOAD_STAGES"
-"""Among a key head's value heads only the first ones find another tile in the slot."""
-
-
 def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTiles:
     padded = [ring for ring in rings if tensor_of(ring).layout == "chunk"]
     cut = [ring for ring in rings if tensor_of(ring).layout == "token"]
     for ring in cut:
         _check_width(ring)
-    by_key_head = not context.carried and all(tensor_of(ring).head == "key" for ring in rings)
     return views.LoadTiles(
-        needed=_HEAD_CHANGED if by_key_head else None,
         padded=tuple(_tile(context, ring) for ring in padded),
         cut=tuple(_tile(context, ring) for ring in cut),
         landed=landed_barrier(role),
@@ -205,12 +199,9 @@ def _vector_in_tensor(tensor: Tensor, index: str) -> str:
     return f"{tensor.name}[slot, {HEAD[tensor.head]}, {index}]"
 
 
-def _fetch_vector(context: Context, ring: Ring) -> views.Line:
+def _fetch_vector(ring: Ring) -> views.FetchVector:
     tensor = tensor_of(ring)
     comment = views.Comment("", f"{tensor.name}, read before its slot is free")
-    if not context.carried and tensor.layout == "token" and tensor.head == "value":
-        first = f"{tensor.name}[start, value_head - value_head % QUAD]"
-        return views.FetchHeads(vector_registers(ring), f"{ring.name}_heads", first, comment)
     source = _vector_in_tensor(tensor, "lane + entry * WARP")
     return views.FetchVector(vector_registers(ring), source, tensor.layout == "token", comment)
 

@@ -183,11 +183,9 @@ class TileView:
 @dataclass(frozen=True)
 class LoadTiles(Line):
     """TMA of tiles. `padded` tensors have whole chunks only. Rows of `cut` ones past the sequence's end are zeroed:
-    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses. Where
-    `needed` does not hold, the slot has these tiles already."""
+    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses."""
 
     macro = "load_tiles"
-    needed: str | None
     padded: tuple[TileView, ...]
     cut: tuple[TileView, ...]
     landed: str
@@ -203,18 +201,6 @@ class FetchVector(Line):
     out: str
     source: str
     masked: bool
-    comment: Comment
-
-
-@dataclass(frozen=True)
-class FetchHeads(Line):
-    """The same of a tensor by token, where iterations walk the value heads: its heads lie side by side in memory, and
-    a row's come to the registers `heads` four at a time, from `first` on."""
-
-    macro = "fetch_heads"
-    out: str
-    heads: str
-    first: str
     comment: Comment
 
 

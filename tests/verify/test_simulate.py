@@ -156,28 +156,6 @@ def test_the_inverse_is_as_accurate_as_an_fp32_solve(operators: Operators, kind:
             assert error < 1.05 * allowed + 1e-6
 
 
-@pytest.mark.parametrize(("key_heads", "heads"), [(2, 6), (1, 5), (3, 12)])
-def test_neighbouring_heads_in_one_worker(operators: Operators, key_heads: int, heads: int) -> None:
-    """Tiles and gates that a worker keeps from head to head are those of the head."""
-    torch.manual_seed(2)
-    tokens = 70
-    k = torch.nn.functional.normalize(torch.randn(tokens, key_heads, SIZE), dim=-1).bfloat16()
-    arguments = {"k": k, "g": -torch.rand(tokens, heads), "beta": torch.rand(tokens, heads)}
-    arguments |= {"q": torch.zeros_like(k), "v": torch.zeros(tokens, heads, SIZE).bfloat16()}
-    made = operators["gated_delta_rule", "bfloat16"](
-        Call(arguments, {"scale": 1.0}, [0, tokens], heads, (SIZE, SIZE)), workers=2
-    )
-    for slot, (start, rows) in enumerate(Sequences((0, tokens), CHUNK).chunks()):
-        for head in range(heads):
-            keys = k[start : start + rows, head * key_heads // heads].double()
-            sums = arguments["g"][start : start + rows, head].double().cumsum(0)
-            assert torch.allclose(made["g_cum"][slot, head, :rows].double(), sums, atol=1e-5)
-            beta = arguments["beta"][start : start + rows, head].double()
-            gates = (sums[:, None] - sums[None, :]).exp()
-            lower = torch.tril(beta[:, None] * (keys @ keys.T) * gates, -1) + torch.eye(rows)
-            assert (made["a"][slot, head, :rows, :rows].double() - torch.linalg.inv(lower)).abs().max() < 4e-3
-
-
 def test_a_gate_that_forgets_everything_stays_finite(operators: Operators) -> None:
     arguments = inputs(["q", "k", "v", "g", "beta"], torch.bfloat16, (130,), 0)
     arguments["g"][5::17] = float("-inf")
