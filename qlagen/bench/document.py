@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,10 +125,11 @@ def _machines(records: Iterable[Record]) -> str:
         ceilings = ""
         if "copy_tb_per_s" in record:
             ceilings = f" Copy {record['copy_tb_per_s']} TB/s, bf16 product {record['product_tflop_per_s']} TFLOP/s."
-        lines.append(
+        text = (
             f"- {record['gpu']}, {record['multiprocessors']} multiprocessors, driver {record['driver']}, "
             f"CUDA {record['cuda']}, Python {record['python']}.{ceilings} {versions}."
         )
+        lines.append(textwrap.fill(text, width=120, subsequent_indent="  ", break_long_words=False))
     return "\n".join(dict.fromkeys(lines))
 
 

@@ -44,7 +44,7 @@ def as_written(op: OpSpec) -> Derivation:
 def files() -> dict[str, str]:
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "derive", as_written)
+        patch.setattr(compiling, "derive_cached", as_written)
         for name in NAMES:
             op = small_spec(name)
             made.append(compile_operator(op, TARGET, load_schedules(spec(name), TARGET, SCHEDULES)))
@@ -134,7 +134,7 @@ def test_other_refusals_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(derivation: Derivation) -> Plan:
         raise QlagenError("E-PROGRAM", "no tile operations")
 
-    monkeypatch.setattr(compiling, "derive", as_written)
+    monkeypatch.setattr(compiling, "derive_cached", as_written)
     monkeypatch.setattr(compiling, "build_plan", refuse)
     with pytest.raises(QlagenError, match="no tile operations"):
         compile_operator(small_spec("simple_gla"), TARGET, load_schedules(spec("simple_gla"), TARGET, SCHEDULES))
