@@ -10,8 +10,8 @@ demo: install
 	$(BIN)/qlagen check specs/*.toml
 	$(BIN)/qlagen build
 	$(BIN)/pip install --quiet --no-deps ./generated/qla_ops
-	$(BIN)/qlagen verify
-	$(BIN)/qlagen simulate
+	$(BIN)/qlagen verify --jobs $(JOBS)
+	$(BIN)/qlagen simulate --jobs $(JOBS)
 
 test: lint types imports unit
 
