@@ -19,6 +19,8 @@ from qlagen.errors import QlagenError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; argparse itself exits with 2 on bad usage."""
     options = make_parser().parse_args(arguments)
+    # Before NumPy is imported: its many small products are an order of magnitude slower in threads on a busy machine.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         # Only the command's own module is imported: `qlagen --help` needs no stage of the compiler.
         command = importlib.import_module(f"qlagen.cli.{options.module}")
