@@ -186,15 +186,22 @@ def _shape_hints(operator: Operator, left: Expression, right: Expression) -> lis
     fits = matmul_shape if operator == "@" else broadcast_shape
     fixed = []
     if fits(a, (b[1], b[0])):
-        fixed.append(Binary(operator, left, Transpose(right, (b[1], b[0]), right.span), a, left.span))
+        fixed.append(Binary(operator, left, _transposed(right), a, left.span))
     if fits((a[1], a[0]), b):
-        fixed.append(Binary(operator, Transpose(left, (a[1], a[0]), left.span), right, b, left.span))
+        fixed.append(Binary(operator, _transposed(left), right, b, left.span))
     if operator == "@" and matmul_shape(b, a):
         fixed.append(Binary(operator, right, left, b, left.span))
     hints = [f"this would fit: {short(candidate)}" for candidate in fixed]
     if operator == "@" and "1" in (*a, *b) and broadcast_shape(a, b):
         hints.insert(0, "to scale rows, columns or everything, use *")
     return hints
+
+
+def _transposed(node: Expression) -> Expression:
+    """The transpose, written without a second ^T."""
+    if isinstance(node, Transpose):
+        return node.operand
+    return Transpose(node, (node.shape[1], node.shape[0]), node.span)
 
 
 def short(node: Expression, limit: int = 60) -> str:
