@@ -95,14 +95,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 class CudaTimer:
     """Times on one CUDA stream, which must be the current one.
 
-    The graphs of one timer share a memory pool: they are replayed, never kept for their results.
+    Every graph has a memory pool of its own: a library may keep a buffer that it first made during a capture, and the
+    replay of another graph must not write over it.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         import torch
 
         self.stream = stream
-        self.pool = torch.cuda.graph_pool_handle()
         cuda: Any = torch.cuda
         self.start, self.stop = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
 
@@ -113,10 +113,11 @@ class CudaTimer:
             calls[0]()
         self.stream.synchronize()
         begun = time.perf_counter()
-        for call in calls[:4]:
+        # All of them: what a library makes once for an input must not be made during the capture.
+        for call in calls:
             call()
         self.stream.synchronize()
-        one = (time.perf_counter() - begun) / len(calls[:4])
+        one = (time.perf_counter() - begun) / len(calls)
         wanted = min(MOST_CALLS, max(len(calls), math.ceil(SAMPLE_SECONDS / one)))
         count = -(-wanted // len(calls)) * len(calls)
 
@@ -126,12 +127,10 @@ class CudaTimer:
 
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            with torch.cuda.graph(graph, stream=self.stream):
                 run()
         except Exception as fault:
             torch.cuda.synchronize()
-            # PyTorch may still count the failed capture as recording to its pool, and would refuse the next one.
-            self.pool = torch.cuda.graph_pool_handle()
             return Replay(run, count, f"events ({type(fault).__name__} in capture)")
         replay = Replay(graph.replay, count, "graph")
         self.sample(replay)

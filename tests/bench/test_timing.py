@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capture_fails: bool = False) -> None:
         self.now, self.made, self.capture_fails = 0.0, 0, capture_fails
+        self.made_before_capture = 0
         clock = self
 
         class Event:
@@ -78,8 +80,9 @@ class FakeCuda:
                 clock.now += self.seconds
 
         @contextmanager
-        def capture(graph: Graph, pool: object, stream: object) -> Iterator[None]:
-            assert (pool, stream) == ("pool", clock)
+        def capture(graph: Graph, stream: object) -> Iterator[None]:
+            assert stream is clock
+            clock.made_before_capture = clock.made
             before = clock.now
             yield
             graph.seconds = clock.now - before
@@ -89,7 +92,6 @@ class FakeCuda:
 
         for name, value in {"Event": Event, "CUDAGraph": Graph, "graph": capture}.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
 
@@ -110,6 +112,18 @@ def test_a_graph_holds_whole_rounds_of_the_input_sets(monkeypatch: pytest.Monkey
     made = cuda.made
     assert timer.sample(replay) == pytest.approx(1e-3)
     assert cuda.made == made  # replayed, not called
+
+
+def test_every_input_set_is_called_before_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    seen: list[tuple[int, int]] = []
+
+    def call(number: int) -> None:
+        seen.append((number, cuda.made_before_capture))
+        cuda.call()
+
+    CudaTimer(cuda).prepare([partial(call, number) for number in range(7)])  # type: ignore[arg-type]
+    assert {number for number, captured in seen if captured == 0} == set(range(7))
 
 
 def test_where_capture_fails_calls_are_timed_and_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
