@@ -26,6 +26,9 @@ MOST_SETS = 64
 _REFERENCE_SHARE = 0.4
 NOT_CHECKED = "not checked"
 
+TURNS = "all"
+"""Stands for an implementation while all of them take turns."""
+
 
 @dataclass
 class Bench:
@@ -94,7 +97,7 @@ class Measurement:
         self.reference = None
         sets = self._input_sets()
         yield from self._each(lambda candidate: self._prepare(candidate, sets))
-        yield {"event": "begin", "implementation": "all"}
+        yield {"event": "begin", "implementation": TURNS}
         yield from self._time(len(sets))
 
     def _each(self, step: Callable[[_Candidate], str]) -> Iterator[Event]:

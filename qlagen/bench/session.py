@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from qlagen.bench.cases import Case
-from qlagen.bench.measure import Event
+from qlagen.bench.measure import TURNS, Event
 from qlagen.bench.records import RecordFile, latest
 from qlagen.bench.workers import Worker, WorkerLostError
 from qlagen.errors import QlagenError, did_you_mean
@@ -220,9 +220,13 @@ class Session:
             self.measured += 1
         return []
 
-    def measure(self, case: Case) -> None:
-        """The rows of one case. A process that is lost costs the implementation that was running its row."""
-        names = [name for name in self.versions if (name, case) not in self.lost]
+    def measure(self, case: Case, alone: str = "") -> None:
+        """The rows of one case, or of one implementation in it.
+
+        A process that is lost costs the implementation that was running its row. When all were taking turns, nobody
+        knows whose fault it was: each is then measured alone.
+        """
+        names = [name for name in self.versions if (name, case) not in self.lost and alone in ("", name)]
         current, medians = "", []
         request = {"task": "measure", "case": case.as_json(), "implementations": names, "gated": self.options.gated}
         try:
@@ -236,11 +240,11 @@ class Session:
                 elif event["event"] == "broken":
                     raise WorkerLostError(event["reason"])
         except (WorkerLostError, RuntimeError) as fault:
-            self._recover(case, current, fault)
+            self._recover(case, alone or current, fault, alone)
             return
         self.crew.say(f"{case.name}: " + ", ".join(medians))
 
-    def _recover(self, case: Case, current: str, fault: Exception) -> None:
+    def _recover(self, case: Case, current: str, fault: Exception, alone: str = "") -> None:
         self.crew.say(f"{case.name}: lost in {current or 'the inputs'}: {fault}")
         self.worker.close()
         self.worker = self.crew.start({})
@@ -248,8 +252,11 @@ class Session:
             self.lost.add((current, case))
             record = {"kind": "refused", **case.as_json(), "implementation": current, "version": self.versions[current]}
             self._write({**record, "checked": "not checked", "errors": {}, "reason": str(fault)})
-            if len(self.versions) > sum(case == other for _, other in self.lost):
+            if not alone and len(self.versions) > sum(case == other for _, other in self.lost):
                 self.measure(case)
+        elif current == TURNS and not alone:
+            for name in [name for name in self.versions if (name, case) not in self.lost]:
+                self.measure(case, name)
 
     def _write(self, record: dict[str, Any]) -> None:
         self.file.add({**record, "environment": self.environment})

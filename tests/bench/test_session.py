@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qlagen.bench.cases import Case
-from qlagen.bench.measure import Bench
+from qlagen.bench.measure import TURNS, Bench
 from qlagen.bench.records import RecordFile, read_records
 from qlagen.bench.session import Crew, Options, Session
 from qlagen.bench.session_host import run_host
@@ -177,6 +177,27 @@ class _Losing(Timed):
             yield event
             if event == {"event": "begin", "implementation": "bad"}:
                 raise WorkerLostError("hung: no sign of life for 150 s")
+
+
+def test_a_process_that_is_lost_while_all_take_turns_costs_the_guilty_one_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path / "rows.jsonl", make_bench({"good": Fake("good"), "bad": Fake("bad")}), processes=0)
+    run.session.worker = _LosingInTurns(run.bench, run.clock, run.log)
+    run.session.crew.start = lambda environment: _LosingInTurns(run.bench, run.clock, run.log)
+    run.session.run(CASES[:1])
+    path = run.session.file.path
+    assert rows(path) == [("3x8", "good")]
+    [refused] = [record for record in read_records(path) if record["kind"] == "refused"]
+    assert (refused["implementation"], refused["reason"]) == ("bad", "an illegal memory access")
+
+
+class _LosingInTurns(Timed):
+    """Dies when all take turns, as long as `bad` is among them."""
+
+    def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for event in super().ask(request):
+            yield event
+            if event == {"event": "begin", "implementation": TURNS} and "bad" in request["implementations"]:
+                raise WorkerLostError("an illegal memory access")
 
 
 def test_only_what_is_asked_for_runs(tmp_path: Path) -> None:
