@@ -6,8 +6,10 @@ import contextlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from qlagen.errors import QlagenError
 
@@ -39,19 +41,27 @@ def device_source(module: ModuleType, data_type: str) -> str:
         notes = [f"data types: {', '.join(module.DATA_TYPES)}"]
         raise QlagenError("E-KERNEL", f"kernel {module.NAME} cannot be built for {data_type!r}", notes=notes)
     try:
-        tilelang = importlib.import_module("tilelang")
-        target = importlib.import_module("tvm.target").Target(TARGET)
+        tilelang, target = tilelang_for_target()
     except ImportError as error:
         raise QlagenError("E-KERNEL", f"TileLang cannot be imported: {error}", hints=[_INSTALL]) from error
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(tilelang.tvm.transform.PassContext(opt_level=3, config=dict(module.PASS_CONFIGS)))
-            stack.enter_context(target)
-            artifact = tilelang.lower(
-                module.build(data_type), target=target, enable_host_codegen=False, enable_device_compile=False
-            )
+        artifact = lower(tilelang, target, module.build(data_type), module.PASS_CONFIGS)
     except Exception as error:  # TVM raises many types; none of them may reach the user as a traceback
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"TileLang cannot lower kernel {module.NAME} for {data_type}"
         raise QlagenError("E-KERNEL", message, notes=lines[-6:]) from error
     return str(artifact.kernel_source)
+
+
+def tilelang_for_target() -> tuple[Any, Any]:
+    """TileLang and its target object for sm_90a, which no GPU is needed for. Raises ImportError."""
+    tilelang = importlib.import_module("tilelang")
+    return tilelang, importlib.import_module("tvm.target").Target(TARGET)
+
+
+def lower(tilelang: Any, target: Any, prim_func: Any, pass_configs: Mapping[str, Any]) -> Any:
+    """TileLang's artifact of a prim_func, without host code. What it raises is TVM's, of many types."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tilelang.tvm.transform.PassContext(opt_level=3, config=dict(pass_configs)))
+        stack.enter_context(target)
+        return tilelang.lower(prim_func, target=target, enable_host_codegen=False, enable_device_compile=False)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from qlagen.errors import QlagenError, Span, did_you_mean
+from qlagen.errors import QlagenError, did_you_mean
 from qlagen.program.ir import Program
 from qlagen.schedule.model import Options
 from qlagen.schedule.target import load_target, target_names
-from qlagen.spec.document import Document, read_document
+from qlagen.spec.document import Document, read_document, read_text
 from qlagen.spec.fields import Table
 
 CARRIED = "carried"
@@ -57,16 +57,7 @@ class ScheduleFile:
 
 def load_options(path: str | Path) -> ScheduleFile:
     """Read a schedule file. Raises E-FILE when it cannot be read, and all that `parse_options` raises."""
-    file = str(path)
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        message = f"the file is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-        raise QlagenError("E-FILE", message, span=Span(file, 1, 1)) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise QlagenError("E-FILE", f"cannot read the schedule file {file!r}: {reason}") from None
-    return parse_options(text, file)
+    return parse_options(read_text(path, "schedule"), str(path))
 
 
 def parse_options(text: str, file: str) -> ScheduleFile:

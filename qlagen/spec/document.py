@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from qlagen.errors import QlagenError, Span
 
@@ -80,6 +81,19 @@ def span_of(file: str, text: str, start: int, end: int) -> Span:
     last = len(text) if last < 0 else last
     length = max(1, min(end, last) - start)
     return Span(file, text.count("\n", 0, start) + 1, start - first + 1, length, text[first:last])
+
+
+def read_text(path: str | Path, kind: str) -> str:
+    """The text of a `kind` file (``spec``, ``schedule``). Raises E-FILE when it cannot be read or is not UTF-8."""
+    file = str(path)
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"the file is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise QlagenError("E-FILE", message, span=Span(file, 1, 1)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise QlagenError("E-FILE", f"cannot read the {kind} file {file!r}: {reason}") from None
 
 
 def read_document(text: str, file: str) -> Document:

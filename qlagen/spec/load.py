@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qlagen.errors import QlagenError, Span, did_you_mean
-from qlagen.spec.document import Document, read_document
+from qlagen.spec.document import Document, read_document, read_text
 from qlagen.spec.fields import Table, type_name
 from qlagen.spec.inputs import read_input
 from qlagen.spec.lines import (
@@ -52,16 +52,7 @@ def load_specs(paths: Iterable[str | Path]) -> tuple[OpSpec, ...]:
 
 def load_spec(path: str | Path) -> OpSpec:
     """Load one spec file. Raises E-FILE when it cannot be read, and all that `parse_spec` raises."""
-    file = str(path)
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        message = f"the file is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-        raise QlagenError("E-FILE", message, span=Span(file, 1, 1)) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise QlagenError("E-FILE", f"cannot read the spec file {file!r}: {reason}") from None
-    return parse_spec(text, file)
+    return parse_spec(read_text(path, "spec"), str(path))
 
 
 def parse_spec(text: str, file: str) -> OpSpec:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qlagen.emit.load import lower, tilelang_for_target
 from qlagen.errors import QlagenError
-
-TARGET = {"kind": "cuda", "arch": "sm_90a"}
 
 _CALL = re.compile(r"TL_EXPORT int call\((?P<parameters>[^)]*)\)")
 _SHARED_BUFFER = re.compile(r"void\* (?P<name>\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (?P<offset>\d+)\)\);")
@@ -69,21 +67,16 @@ def lower_kernel(prim_func: Any, pass_configs: Mapping[str, Any] | None = None) 
     Raises QlagenError E-EMU-TILELANG when TileLang is not installed and E-EMU-LOWER when it rejects the kernel.
     """
     try:
-        tilelang = importlib.import_module("tilelang")
-        tvm = tilelang.tvm
-        target = importlib.import_module("tvm.target").Target(TARGET)
+        tilelang, target = tilelang_for_target()
         wrapper = importlib.import_module("tilelang.jit.adapter.wrapper").TLCUDASourceWrapper
     except ImportError as error:
         hint = "install the `tilelang` package"
         raise QlagenError("E-EMU-TILELANG", f"TileLang cannot be imported: {error}", hints=(hint,)) from error
     configs = dict(pass_configs or {})
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(tvm.transform.PassContext(opt_level=3, config=configs))
-            stack.enter_context(target)
-            artifact = tilelang.lower(prim_func, target=target, enable_host_codegen=False, enable_device_compile=False)
+        artifact = lower(tilelang, target, prim_func, configs)
         wrapped = wrapper(
-            scheduled_ir_module=tvm.IRModule({prim_func.attrs["global_symbol"]: prim_func}),
+            scheduled_ir_module=tilelang.tvm.IRModule({prim_func.attrs["global_symbol"]: prim_func}),
             source=artifact.kernel_source,
             target=target,
             device_mod=artifact.device_mod,
