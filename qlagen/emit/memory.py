@@ -83,6 +83,8 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
     if any(isinstance(line, views.Scan) for line in lines):
         found += [_fp32("sums", "alloc_local", "LANE_ENTRIES")]
         found += [_fp32(name, "alloc_local", "1") for name in ("lane_sum", "lane_before")]
+    if any(isinstance(line, views.Inverse) for line in lines):
+        found.append(_fp32("row_sums", "alloc_local", "CHUNK * 3 // 8"))
     return tuple({view.name: view for view in found}.values())
 
 

@@ -12,11 +12,11 @@ from qlagen.program.ir import Load, Store, Tensor
 _STATE_SHAPE = ("sequences", "value_heads", f"{FULL['K']} * {FULL['V']}")
 _ORDER = ("tokens", "key_heads", "value_heads", "sequences", "chunk_count")
 _LOCAL = (
-    "T tilelang build turned data_type tx warp lane block step row column entry line group inner sequence sequences"
+    "T tilelang build turned data_type tx warp lane block step row column entry sequence sequences"
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
     " cuts tokens chunk_count workers cu_seqlens chunk_offsets chunk_first chunk_rows initial_state final_state"
     " state_key_stride state_value_stride has_initial_state has_final_state"
-    " sums lane_sum lane_before solution part upper lower patch"
+    " sums lane_sum lane_before part row_sums accumulated inverse blocks"
 )
 _CXX = (
     "alignas alignof asm auto bool case catch char class concept const constexpr default delete do double enum explicit"

@@ -17,8 +17,8 @@ from qlagen.schedule.target import Clocks
 
 THREADS = 128
 """One warpgroup: a 64-row tile of accumulators."""
-INVERSE_SCRATCH = 11 * 256
-"""32-bit words of an inverse's own: four diagonal 16 x 16 blocks and places for seven products, in two 16-bit parts."""
+INVERSE_SCRATCH = 7 * 256
+"""32-bit words of an inverse's own: four diagonal 16 x 16 blocks and three products, in two 16-bit parts."""
 
 
 def lower_plain(
