@@ -53,7 +53,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         constants=candidate_constants(context),
         exports=exports(context),
         turned=any(fragment.transposed_view for fragment in schedule.fragments),
-        accumulated=any(isinstance(line, views.Inverse) for line in lines),
+        accumulated=any(isinstance(line, views.Inverse | views.Share) for line in lines),
         helpers=_helpers(context, lines),
         parameters=parameters(context),
         scalars=scalars(context),
@@ -76,7 +76,9 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
 
 def _summary(schedule: Schedule) -> str:
     if schedule.program.carry is None:
-        return "one chunk of one value head at a time, on a persistent grid"
+        heads = schedule.options.heads
+        count = "one value head" if heads == 1 else f"up to {heads} value heads of one key head"
+        return f"one chunk of {count} at a time, on a persistent grid"
     held = "transposed " if schedule.transposed else ""
     return f"the chunks of a sequence in order, {held}{schedule.program.carry.name} resident in fp32 registers"
 
@@ -152,10 +154,16 @@ def _state_index(dim: str, index: str) -> str:
 
 def _prologue(context: Context) -> Entries:
     """What every thread works out first: where its CTA's work lies."""
-    if not context.carried:
-        items = "chunk_count * value_heads"
-        return (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
     tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
+    if not context.carried:
+        shared = any(tensor.head == "key" for tensor in tensors)
+        items = f"chunk_count * {'value_heads' if context.heads == 1 else 'units'}"
+        loop = (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
+        if context.heads == 1:
+            return loop
+        ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")
+        groups = ("groups", "T.truncdiv(ratio + HEADS - 1, HEADS)")
+        return (ratio, groups, ("units", f"{'key_heads * ' if shared else ''}groups"), *loop)
     values = [
         ("sequence", "T.truncdiv(block, TILES * value_heads)"),
         ("value_head", "T.truncmod(T.truncdiv(block, TILES), value_heads)"),
@@ -182,7 +190,10 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     inverted = any(isinstance(line, views.Inverse) for line in lines)
-    used |= {"block_products": inverted, "unit_lower_inverse": inverted}
+    shared = any(isinstance(line, views.Share) for line in lines)
+    used |= {"load_heads": any(isinstance(line, views.FetchHeads) for line in lines)}
+    used |= {"block_products": inverted or shared, "unit_lower_inverse": inverted}
+    used |= {"clear_tiles": inverted or shared, "head_diagonal": shared, "head_rows": shared}
     return tuple(name for name, wanted in used.items() if wanted)
 
 

@@ -16,7 +16,7 @@ _LOCAL = (
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
     " cuts tokens chunk_count workers cu_seqlens chunk_offsets chunk_first chunk_rows initial_state final_state"
     " state_key_stride state_value_stride has_initial_state has_final_state"
-    " sums lane_sum lane_before part row_sums accumulated inverse blocks"
+    " ratio groups units group head heads load_heads clear_tiles head_inverse sums lane_sum lane_before part row_sums accumulated inverse blocks"
 )
 _CXX = (
     "alignas alignof asm auto bool case catch char class concept const constexpr default delete do double enum explicit"
