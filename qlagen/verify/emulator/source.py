@@ -12,6 +12,7 @@ _STATIC_SHARED = re.compile(
     r"__shared__ (?:__align__\((?P<alignment>\d+)\) )?(?P<type>[\w ]+?) (?P<name>\w+)\[(?P<extent>\d+)\];"
 )
 _EXPORT = re.compile(r"^#define TL_EXPORT[ \t]*$", re.MULTILINE)
+_BOUNDS = re.compile(r"__launch_bounds__\(\d+, (?P<ctas>\d+)\)")
 _STATIC_ALIGNMENT = 16
 
 
@@ -23,6 +24,9 @@ def emulated_source(cuda: str) -> str:
     text = _INCLUDE.sub("", cuda)
     text = _DYNAMIC_SHARED.sub(r"\g<type>* \g<name> = reinterpret_cast<\g<type>*>(emu::shared_memory);", text)
     text = _STATIC_SHARED.sub(_static_shared, text)
+    bounds = _BOUNDS.search(text)
+    if bounds is not None:
+        text += f"\nnamespace emu {{ int ctas_per_sm = {bounds['ctas']}; }}\n"
     text = _EXPORT.sub('#define TL_EXPORT __attribute__((visibility("default")))', text)
     if "__shared__" in text:
         line = next(line.strip() for line in text.splitlines() if "__shared__" in line)

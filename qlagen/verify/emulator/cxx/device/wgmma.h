@@ -58,6 +58,7 @@ void wgmma_issue(const WgmmaShape& shape, const uint32_t* a_registers, uint64_t 
 void wgmma_commit();
 void wgmma_wait(int groups_left);
 void set_max_registers(int count, bool increase);
+extern int ctas_per_sm;  // that share a multiprocessor's registers; a kernel's launch bounds define it anew
 
 template <tl::DataType A, tl::DataType B, tl::DataType C, int M, int N, int K>
 constexpr void check_wgmma() {

@@ -201,7 +201,7 @@ void wait_action(void* const[32], unsigned, const void* groups_left) {
 std::string describe_groups(const void*, int left) { return format("wgmma, until at most %d groups are left", left); }
 std::string describe_registers(const void*, int count) {
   return format("setmaxnreg.inc %d: %d registers are free in the block's pool of %u x %u threads", count,
-                registers_free, 65536 / blockDim.x / 8 * 8, blockDim.x);
+                registers_free, 65536 / ctas_per_sm / blockDim.x / 8 * 8, blockDim.x);
 }
 
 struct RegisterRequest {
@@ -211,9 +211,11 @@ struct RegisterRequest {
 
 }  // namespace
 
+__attribute__((weak)) int ctas_per_sm = 1;
+
 void reset_wgmma(int threads) {
   // At launch every thread has an equal share of the 65536 registers, in steps of 8 and at most 255.
-  const int share = std::min(65536 / threads / 8 * 8, 256);
+  const int share = std::min(65536 / ctas_per_sm / threads / 8 * 8, 256);
   for (int& count : registers_of_warp) count = share;
   registers_free = 0;
   register_waiters = WaitQueue();

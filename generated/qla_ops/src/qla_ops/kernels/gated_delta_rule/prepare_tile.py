@@ -33,7 +33,7 @@ shared memory
   g_ring               (LOAD_STAGES, HEADS, CHUNK)                    fp32, 1024 bytes: load_k_g_beta -> tile
   beta_ring            (LOAD_STAGES, HEADS, CHUNK)                    fp32, 1024 bytes: load_k_g_beta -> tile
   G_ring               (OUTPUT_STAGES, HEADS, CHUNK)                  fp32, 1024 bytes: tile -> tile, store_G_a
-  k_k_shared_ring      (INNER_STAGES, 2368)                           fp32, 9472 bytes: tile -> tile
+  k_k_shared_ring      (INNER_STAGES, 2624)                           fp32, 10496 bytes: tile -> tile
   a_ring               (OUTPUT_STAGES, HEADS, CHUNK, CHUNK)           16-bit, 32768 bytes: tile -> store_G_a
 """
 
@@ -88,7 +88,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 3
-SHARED_BYTES = 61760
+SHARED_BYTES = 62784
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,
     "tl.disable_thread_storage_sync": True,
@@ -227,7 +227,7 @@ __device__ __forceinline__ void share(const float* matrix, float* work, int warp
       *reinterpret_cast<float2*>(octets + kOctet + 2 * lane) = make_float2(matrix[8 * w + 6], matrix[8 * w + 7]);
       uint32_t high, low;
       split(matrix[8 * w + 2], matrix[8 * w + 3], high, low);
-      *reinterpret_cast<uint2*>(words + kBelow + warp * 64 + lane * 2) = make_uint2(high, low);
+      *reinterpret_cast<uint4*>(words + kBelow + warp * 128 + lane * 4) = make_uint4(high, high, low, low);
     }
   }
   #pragma unroll
@@ -278,104 +278,103 @@ __device__ __forceinline__ void load_columns(const float* vector, int k, float s
   float2 second = *reinterpret_cast<const float2*>(vector + column + 8);
   to[0] = first.x * scale, to[1] = first.y * scale, to[2] = second.x * scale, to[3] = second.y * scale;
 }
-// The diagonal 16 x 16 blocks D_j and their transposes as left operands, in 8 x 8 octets of two 16-bit parts.
-struct Diagonal {
-  uint32_t plain[2][2][4], turned[2][2][4];  // [j / 2][high or low][2 (j % 2) or + 1]: octets (0, 0) and (1, 1)
-  uint32_t below[2][4], below_turned[2][4];  // [high or low][j]: octet (1, 0)
-  __device__ __forceinline__ void left(int j, Split& to) const {
-    part(plain[j / 2][0] + j % 2 * 2, below[0][j], to.high);
-    part(plain[j / 2][1] + j % 2 * 2, below[1][j], to.low);
-  }
-  __device__ __forceinline__ void left_turned(int j, Split& to) const {
-    part(turned[j / 2][0] + j % 2 * 2, 0, to.high), part(turned[j / 2][1] + j % 2 * 2, 0, to.low);
-    to.high[2] = below_turned[0][j], to.low[2] = below_turned[1][j];
-  }
-  __device__ __forceinline__ static void part(const uint32_t* octets, uint32_t below, uint32_t* to) {
-    to[0] = octets[0], to[1] = below, to[2] = 0, to[3] = octets[1];
-  }
+// Places in a swizzled tile as lanes see them: a lane's part, to which a place adds constants.
+struct Lanes {
+  int row;            // row l of octet l / 8
+  int block;          // a row of a 16 x 16 block, as ldmatrix takes it
+  int pair;           // its two accumulators of an 8 x 8 block
+  int plain, turned;  // a row of octets A, B, 0, C of [A 0; B C], and of A, 0, B, C
 };
-// A lane's row of a 16 x 16 block of a tile, as ldmatrix and stmatrix take it.
+__device__ __forceinline__ Lanes find_lanes() {
+  int lane = threadIdx.x & 31, row = lane & 7, octet = lane / 8, side = ((octet + 1 & 2) * 2 ^ row) * 8;
+  return {lane * 64 + (octet ^ row) * 8, lane % 16 * 64 + (lane / 16 ^ row) * 8, lane / 4 * 72 + lane % 4 * 2,
+          ((0x6204 >> octet * 4 & 7) * 8 + row) * 64 + side, ((0x6024 >> octet * 4 & 7) * 8 + row) * 64 + side};
+}
 template <typename Data>
-__device__ __forceinline__ Data* block_row(Data* tile, int i, int j) {
-  int lane = threadIdx.x & 31;
-  return piece(tile, i * 16 + lane % 16, j * 16 + lane / 16 * 8);
+__device__ __forceinline__ Data* place(Data* tile, int lanes, int first_row, int octet) {
+  return tile + (lanes ^ octet * 8) + first_row * 64;
 }
-__device__ __forceinline__ float2 gate_pair(const float* gates, int row, int column) {
-  float at = gates[row] * kLog2E;
-  float2 from = *reinterpret_cast<const float2*>(gates + column);
-  return make_float2(exp2f(at - from.x * kLog2E), exp2f(at - from.y * kLog2E));
-}
-// Rounds the octets of the diagonal to the tile, gated, and passes their exact form from rows of lanes to operands,
-// through the tile's blocks below the diagonal, which are written last.
+// Rounds the octets of the diagonal to the tile, gated. Their exact form passes from rows of lanes to operands through
+// the tile itself: blocks below the diagonal, which are written last. `turned` gets A_00 of two diagonal blocks as high
+// and low parts, `plain` A_11.
 template <bool kGates, typename Data>
-__device__ __forceinline__ void place_octets(float (*x)[8], const float* gates, Data* out, Diagonal& to) {
+__device__ __forceinline__ void place_octets(
+    float (*x)[8], const float* gates, Lanes at, Data* out, uint32_t (*turned)[4], uint32_t (*plain)[4]) {
   int lane = threadIdx.x & 31, row = lane & 7;
+  int passed = (lane / 8 % 2 * 16 + lane / 16 * 8 + row) * 64 + row * 8;
   #pragma unroll
   for (int t = 0; t < 2; ++t) {
     uint32_t high[4], low[4];
     #pragma unroll
     for (int i = 0; i < 4; ++i) split(x[t][2 * i], x[t][2 * i + 1], high[i], low[i]);
-    *reinterpret_cast<uint4*>(block_row(out, t + 1, 0)) = make_uint4(high[0], high[1], high[2], high[3]);
-    *reinterpret_cast<uint4*>(block_row(out, t + 2, 1)) = make_uint4(low[0], low[1], low[2], low[3]);
-    int first = lane / 8 * 8 + 32 * t;
+    *reinterpret_cast<uint4*>(place(out, passed, 32, 2 * t)) = make_uint4(high[0], high[1], high[2], high[3]);
+    *reinterpret_cast<uint4*>(place(out, passed, 32, 2 * t + 1)) = make_uint4(low[0], low[1], low[2], low[3]);
     if (kGates) {
-      float at = gates[first + row] * kLog2E;
+      float later = gates[lane + 32 * t] * kLog2E;
       #pragma unroll
-      for (int i = 0; i < 8; i += 4) {
-        float4 from = *reinterpret_cast<const float4*>(gates + first + i);
-        x[t][i] *= exp2f(-fabsf(at - from.x * kLog2E)), x[t][i + 1] *= exp2f(-fabsf(at - from.y * kLog2E));
-        x[t][i + 2] *= exp2f(-fabsf(at - from.z * kLog2E)), x[t][i + 3] *= exp2f(-fabsf(at - from.w * kLog2E));
+      for (int i = 0; i < 8; i += 2) {
+        float2 earlier = *reinterpret_cast<const float2*>(gates + lane / 8 * 8 + 32 * t + i);
+        x[t][i] *= exp2f(fminf(later - earlier.x * kLog2E, 0.0f));
+        x[t][i + 1] *= exp2f(fminf(later - earlier.y * kLog2E, 0.0f));
       }
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) high[i] = pack(x[t][2 * i], x[t][2 * i + 1], out);
-    *reinterpret_cast<uint4*>(piece(out, first + row, first)) = make_uint4(high[0], high[1], high[2], high[3]);
+    *reinterpret_cast<uint4*>(place(out, at.row, 32 * t, 4 * t)) = make_uint4(high[0], high[1], high[2], high[3]);
   }
   __syncwarp();
   #pragma unroll
   for (int t = 0; t < 2; ++t) {
-    tl::ptx_ldmatrix_x4(block_row(out, t + 1, 0), to.plain[t][0]);
-    tl::ptx_ldmatrix_x4(block_row(out, t + 2, 1), to.plain[t][1]);
-    tl::ptx_ldmatrix_x4_trans(block_row(out, t + 1, 0), to.turned[t][0]);
-    tl::ptx_ldmatrix_x4_trans(block_row(out, t + 2, 1), to.turned[t][1]);
+    tl::ptx_ldmatrix_x4_trans(place(out, at.block, 32, 2 * t), turned[t]);
+    tl::ptx_ldmatrix_x4(place(out, at.block, 48, 2 * t), plain[t]);
   }
 }
 }  // namespace head_inverse
 namespace head_inverse {
-// A_10 = -A_11 D S_10 A_00 inside each diagonal block, the high and low parts of a product in one mma.
+// A product of an octet of a pair, both in `left`: `right` is [high high low low] of one octet for both.
+__device__ __forceinline__ float2 multiply_octet(const uint32_t* left, const uint32_t* right, int j) {
+  float sum[4] = {};
+  multiply(left, right + 2, sum);
+  multiply(left, right, sum);
+  return make_float2(sum[j % 2 * 2], sum[j % 2 * 2 + 1]);
+}
+// A_10 = -A_11 D S_10 A_00 inside each diagonal block: rounded to the tile, gated, and the exact form to where
+// load_diagonal finds it, above the diagonal.
 template <bool kFactors, bool kGates, typename Data>
-__device__ __forceinline__ void fill_below(
-    const float* work, const float* factors, const float* gates, Data* out, Diagonal& to) {
-  int lane = threadIdx.x & 31, row = lane / 4, column = lane % 4 * 2;
+__device__ __forceinline__ void fill_below(const float* work, const float* factors, const float* gates, Lanes at,
+    uint32_t (*turned)[4], uint32_t (*plain)[4], Data* out) {
+  int lane = threadIdx.x & 31, column = lane % 4 * 2;
   #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const uint32_t* turned[2] = {to.turned[j / 2][0] + j % 2 * 2, to.turned[j / 2][1] + j % 2 * 2};
-    const uint32_t* plain[2] = {to.plain[j / 2][0] + j % 2 * 2 + 1, to.plain[j / 2][1] + j % 2 * 2 + 1};
-    uint32_t left[4] = {turned[0][0], turned[1][0], turned[0][0], turned[1][0]};
-    uint2 below = *reinterpret_cast<const uint2*>(work + kBelow + j * 64 + lane * 2);
-    uint32_t right[2] = {below.x, below.y};
-    float2 sum = multiply_octets(left, right);
+    uint4 below = *reinterpret_cast<const uint4*>(work + kBelow + j * 128 + lane * 4);
+    uint32_t right[4] = {below.x, below.y, below.z, below.w}, high, low;
+    float2 sum = multiply_octet(turned[j / 2], right, j);
     float2 factor = {1.0f, 1.0f};
     if (kFactors) factor = *reinterpret_cast<const float2*>(factors + j * 16 + 8 + column);
-    split(-sum.x * factor.x, -sum.y * factor.y, right[0], right[1]);
-    left[0] = left[2] = plain[0][0], left[1] = left[3] = plain[1][0];
-    sum = multiply_octets(left, right);
-    split(sum.x, sum.y, to.below[0][j], to.below[1][j]);
+    split(-sum.x * factor.x, -sum.y * factor.y, right[0], right[2]);
+    right[1] = right[0], right[3] = right[2];
+    sum = multiply_octet(plain[j / 2], right, j);
+    split(sum.x, sum.y, high, low);
+    *reinterpret_cast<uint32_t*>(place(out, at.pair, j % 2 * 8, 4 + j / 2 * 2)) = high;
+    *reinterpret_cast<uint32_t*>(place(out, at.pair, j % 2 * 8, 5 + j / 2 * 2)) = low;
     if (kGates) {
-      float2 gate = gate_pair(gates, j * 16 + 8 + row, j * 16 + column);
-      sum.x *= gate.x, sum.y *= gate.y;
+      float later = gates[j * 16 + 8 + lane / 4] * kLog2E;
+      float2 earlier = *reinterpret_cast<const float2*>(gates + j * 16 + column);
+      sum.x *= exp2f(later - earlier.x * kLog2E), sum.y *= exp2f(later - earlier.y * kLog2E);
     }
-    *reinterpret_cast<uint32_t*>(piece(out, j * 16 + 8 + row, j * 16) + column) = pack(sum.x, sum.y, out);
-    #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      Data* octet = piece(out, 48 + j % 2 * 8 + row, part * 32 + j / 2 * 8);
-      *reinterpret_cast<uint32_t*>(octet + column) = to.below[part][j];
-    }
+    *reinterpret_cast<uint32_t*>(place(out, at.pair, j * 16 + 8, 2 * j)) = pack(sum.x, sum.y, out);
   }
   __syncwarp();
+}
+// The diagonal block j as a left operand, or its transpose: octets that lie where they were passed, and one of zeros.
+template <bool kTurned, typename Data>
+__device__ __forceinline__ void load_diagonal(Data* out, Lanes at, int j, Split& to) {
   #pragma unroll
-  for (int part = 0; part < 2; ++part) tl::ptx_ldmatrix_x4_trans(block_row(out, 3, 2 * part), to.below_turned[part]);
-  __syncwarp();
+  for (int part = 0; part < 2; ++part) {
+    Data* row = place(out, kTurned ? at.turned : at.plain, j % 2 * 8, j / 2 * 2 + part);
+    if (kTurned) tl::ptx_ldmatrix_x4_trans(row, part == 0 ? to.high : to.low);
+    else tl::ptx_ldmatrix_x4(row, part == 0 ? to.high : to.low);
+  }
 }
 // E_kj = -D S_kj A_jj as a right operand. It is formed transposed, from S as right operand: then its own accumulators
 // are right operands.
@@ -395,54 +394,61 @@ __device__ __forceinline__ void multiply_diagonal(
 // The block A_ij, gated from its columns to their block's end and on to its rows, rounded to the tile.
 template <bool kGates, typename Data>
 __device__ __forceinline__ void round_block(
-    float* sum, const float* gates, const float* from, float middle, int i, int j, Data* out) {
+    float* sum, const float* gates, const float* from, float middle, int i, int j, Lanes at, Data* out) {
   if (kGates) {
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float at = exp2f(gates[i * 16 + half * 8 + (threadIdx.x & 31) / 4] * kLog2E - middle);
+      float on = exp2f(gates[i * 16 + half * 8 + (threadIdx.x & 31) / 4] * kLog2E - middle);
       #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e / 2 * 4 + half * 2 + e % 2] *= at * from[e];
+      for (int e = 0; e < 4; ++e) sum[e / 2 * 4 + half * 2 + e % 2] *= on * from[e];
     }
   }
   uint32_t rounded[4];
   #pragma unroll
   for (int p = 0; p < 4; ++p) rounded[p] = pack(sum[2 * p], sum[2 * p + 1], out);
-  tl::ptx_stmatrix_m8n8_x4(block_row(out, i, j), rounded[0], rounded[1], rounded[2], rounded[3]);
+  Data* to = place(out, at.block, i * 16, 2 * j);
+  tl::ptx_stmatrix_m8n8_x4(to, rounded[0], rounded[1], rounded[2], rounded[3]);
 }
 // One head: `factors` D and `gates` cumulative log gates, both [64] in shared memory.
 template <bool kFactors, bool kGates, typename Data>
 __device__ __forceinline__ void invert(const float* work, const float* factors, const float* gates, Data* out) {
   const uint32_t* words = reinterpret_cast<const uint32_t*>(work) + (threadIdx.x & 31) * 4;
+  Lanes at = find_lanes();
   float x[2][8];
-  Diagonal diagonal;
-  Split inner[3];  // A_32, A_21, A_31 as left operands
+  uint32_t turned[2][4], plain[2][4];
   invert_octets<kFactors>(work, factors, x);
-  place_octets<kGates>(x, gates, out, diagonal);
-  fill_below<kFactors, kGates>(work, factors, gates, out, diagonal);
+  place_octets<kGates>(x, gates, at, out, turned, plain);
+  fill_below<kFactors, kGates>(work, factors, gates, at, turned, plain, out);
   // A_ij = sum of A_ik E_kj, j < k <= i: columns of blocks from the last to the first
+  Split diagonal[3], inner[3];  // A_11, A_22, A_33; A_32, A_21, A_31
+  load_diagonal<false>(out, at, 3, diagonal[2]);
   #pragma unroll
   for (int j = 2; j >= 0; --j) {
-    Split turned, right[3];
+    Split left, right[3];
     float from[4], middle = 0.0f;
-    diagonal.left_turned(j, turned);
+    load_diagonal<true>(out, at, j, left);
+    if (j < 2) load_diagonal<false>(out, at, j + 1, diagonal[j]);
     if (kGates) {
       middle = gates[j * 16 + 15] * kLog2E;
       load_columns(gates, j, kLog2E, from);
       #pragma unroll
       for (int e = 0; e < 4; ++e) from[e] = exp2f(middle - from[e]);
     }
+    __syncwarp();
     #pragma unroll
     for (int i = j + 1; i < 4; ++i) {
-      Split left;
       float sum[8] = {};
-      multiply_diagonal<kFactors>(words, factors, turned, i, j, right[i - 1]);
-      diagonal.left(i, left);
-      add_product(left, right[i - 1], sum);
+      multiply_diagonal<kFactors>(words, factors, left, i, j, right[i - 1]);
+      add_product(diagonal[i - 1], right[i - 1], sum);
       #pragma unroll
       for (int k = j + 1; k < i; ++k) add_product(inner[i == 2 ? 1 : k == 2 ? 0 : 2], right[k - 1], sum);
       if (j > 0) split(sum, inner[j == 2 ? 0 : i == 2 ? 1 : 2]);
-      round_block<kGates>(sum, gates, from, middle, i, j, out);
+      round_block<kGates>(sum, gates, from, middle, i, j, at, out);
     }
+  }
+  #pragma unroll
+  for (int octet = 4; octet < 8; octet += 2) {  // what was passed above the diagonal
+    *reinterpret_cast<uint4*>(place(out, at.block, 0, octet)) = make_uint4(0, 0, 0, 0);
   }
 }
 }  // namespace head_inverse
@@ -479,7 +485,7 @@ def build(data_type):
             g_ring = T.alloc_shared((LOAD_STAGES, HEADS, CHUNK), "float32", scope="shared")
             beta_ring = T.alloc_shared((LOAD_STAGES, HEADS, CHUNK), "float32", scope="shared")
             G_ring = T.alloc_shared((OUTPUT_STAGES, HEADS, CHUNK), "float32", scope="shared")
-            k_k_shared_ring = T.alloc_shared((INNER_STAGES, 2368), "float32", scope="shared")
+            k_k_shared_ring = T.alloc_shared((INNER_STAGES, 2624), "float32", scope="shared")
             a_ring = T.alloc_shared((OUTPUT_STAGES, HEADS, CHUNK, CHUNK), data_type)
             k_ready = T.alloc_barrier([1] * LOAD_STAGES)
             g_beta_ready = T.alloc_barrier([1] * LOAD_STAGES)
@@ -581,7 +587,7 @@ def build(data_type):
                         "handle",
                         "head_inverse::share",
                         k_k_r.data,
-                        T.access_ptr(k_k_shared_ring[0, 0], "w", extent=2368),
+                        T.access_ptr(k_k_shared_ring[0, 0], "w", extent=2624),
                         warp,
                     )
                     T.barrier_wait(a_free[step % OUTPUT_STAGES], (step // OUTPUT_STAGES + 1) % 2)
@@ -591,7 +597,7 @@ def build(data_type):
                         T.call_extern(
                             "handle",
                             "head_inverse::invert<true, true>",
-                            T.access_ptr(k_k_shared_ring[0, 0], "r", extent=2368),
+                            T.access_ptr(k_k_shared_ring[0, 0], "r", extent=2624),
                             T.access_ptr(beta_ring[step % LOAD_STAGES, warp, 0], "r", extent=CHUNK),
                             T.access_ptr(G_ring[step % OUTPUT_STAGES, warp, 0], "r", extent=CHUNK),
                             T.access_ptr(a_ring[step % OUTPUT_STAGES, warp, 0, 0], "w", extent=CHUNK * CHUNK),
