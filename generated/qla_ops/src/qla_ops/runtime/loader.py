@@ -33,6 +33,28 @@ TABLES = Kernel(
 )
 """The kernel of `metadata.packed_tables`, which all operators share."""
 
+UNIT_VECTORS = Kernel(
+    name="unit_vectors",
+    module="unit_vectors",
+    tensors=("first", "second", "third", "fourth", "unit"),
+    scalars=tuple(
+        (name, "int32")
+        for name in (
+            *("type", "count", "rows", "heads", "width"),
+            *("first_stride", "second_stride", "third_stride", "fourth_stride"),
+        )
+    ),
+    dynamic=(),
+    kind="chunk_parallel",
+    value_tile=0,
+    ctas_per_sm=1,
+    data_types=("float32",),
+)
+"""The kernel of `normalise.unit_vectors`; one library for all types of data."""
+
+SHARED = (TABLES, UNIT_VECTORS)
+"""Kernels that all operators share, each built for its one data type."""
+
 Function = Callable[..., Any]
 _LOCK = threading.Lock()
 _LOADED: dict[tuple[str, str], Function] = {}
@@ -56,7 +78,8 @@ def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]
     """Every kernel that calls of an operator may need, with the data type it is built for."""
     if not operator.kernels:
         return ()
-    return (*((kernel, data_type) for kernel in operator.kernels), (TABLES, "int32"))
+    shared = ((kernel, kernel.data_types[0]) for kernel in SHARED)
+    return (*((kernel, data_type) for kernel in operator.kernels), *shared)
 
 
 def obstacle(kernels: tuple[tuple[Kernel, str], ...]) -> str | None:
