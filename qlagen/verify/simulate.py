@@ -14,48 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from qlagen.verify.emulator import EmulatedKernel, Mode, build_emulated, lower_kernel
+from qlagen.verify.segments import Sequences
 
 WORKERS = 3
 """CTAs of a persistent grid in the emulator: few, so that each walks several items."""
 EAGER = Mode()
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Where each sequence begins and ends, and its chunks, as the kernels' tables say it."""
-
-    offsets: tuple[int, ...]
-    chunk: int
-
-    @property
-    def count(self) -> int:
-        return len(self.offsets) - 1
-
-    def chunks(self) -> list[tuple[int, int]]:
-        """(first token, valid rows) of every chunk, sequence by sequence."""
-        found = []
-        for first, end in zip(self.offsets, self.offsets[1:], strict=False):
-            found += [(start, min(self.chunk, end - start)) for start in range(first, end, self.chunk)]
-        return found
-
-    def slots(self, tokens: int) -> int:
-        """Chunk slots that a caller who knows only the number of tokens must provide."""
-        return tokens // self.chunk + self.count
-
-    def tables(self, tokens: int) -> dict[str, list[int]]:
-        """cu_seqlens, chunk_offsets, chunk_first and chunk_rows; unused slots have no rows."""
-        chunks = self.chunks()
-        unused = self.slots(tokens) - len(chunks)
-        lengths = [b - a for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
-        chunk_offsets = [0]
-        for length in lengths:
-            chunk_offsets.append(chunk_offsets[-1] - -length // self.chunk)
-        return {
-            "cu_seqlens": list(self.offsets),
-            "chunk_offsets": chunk_offsets,
-            "chunk_first": [first for first, _ in chunks] + [0] * unused,
-            "chunk_rows": [rows for _, rows in chunks] + [0] * unused,
-        }
 
 
 @dataclass(frozen=True)
@@ -100,7 +63,7 @@ class EmulatedOperator:
         if call.initial_state is not None:
             pool["initial_state"].copy_(call.initial_state.reshape(state))
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
-        sizes["chunk_count"] = sequences.slots(tokens)
+        sizes |= {"segments": sequences.segments, "chunk_count": sequences.slots(tokens)}
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             _allocate(torch, kernel, pool, sizes)
             arguments = {name: pool[name] for name in module.TENSORS}

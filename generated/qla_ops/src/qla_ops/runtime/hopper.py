@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qla_ops.runtime import loader
 from qla_ops.runtime.choose import DATA_TYPES, choose_variant, device_facts, workers
-from qla_ops.runtime.metadata import equal_length_tables, packed_tables
+from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
 from qla_ops.runtime.records import Operator
 
 _ALIGNMENT = 16
@@ -61,11 +61,13 @@ def forward(
         **scalars,
         **workspaces,
         **vars(tables),
+        **_unsplit(tables, sequences, o),
         **{item.name: ready(item.data, inputs[item.name]) for item in operator.tensors},
         **_state_values(operator, initial_state, final_state, state_v_first, o),
         "o": o,
         "tokens": tokens,
         "sequences": sequences,
+        "segments": sequences,
         "key_heads": key_heads,
         "value_heads": value_heads,
     }
@@ -117,6 +119,16 @@ def _state_values(
         "has_final_state": int(final_state is not None),
         "state_key_stride": 1 if state_v_first else operator.sizes["V"],
         "state_value_stride": operator.sizes["K"] if state_v_first else 1,
+    }
+
+
+def _unsplit(tables: Tables, sequences: int, o: Tensor) -> dict[str, Tensor]:
+    """The segments that the kernels walk where each sequence is one of them."""
+    return {
+        "segment_offsets": tables.cu_seqlens,
+        "segment_chunks": tables.chunk_offsets,
+        "segment_sequence": torch.arange(sequences, dtype=torch.int32, device=o.device),
+        "segment_state": o,  # never read: no segment follows another one
     }
 
 
