@@ -13,7 +13,7 @@ from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
-from qlagen.emit.prologue import prologue
+from qlagen.emit.prologue import WARM_UP, prologue
 from qlagen.emit.state import state_lines
 from qlagen.emit.templates import KERNEL, environment, template_digest
 from qlagen.schedule.model import Role, Schedule
@@ -68,6 +68,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         prologue=entries,
         layouts=layouts(context, lines),
         padding=_padding(context),
+        joins=context.segment is not None,
         compute=compute_views,
         movers=mover_views,
         mover_registers=None if mover_registers is None else "MOVER_REGISTERS",
@@ -136,7 +137,8 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     """Device functions in use, in a fixed order."""
     cut = any(isinstance(line, views.LoadTiles) and line.cut for line in lines)
     stored = any(isinstance(line, views.StoreRows) for line in lines)
-    used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    bounded = context.segment is not None and context.segment.bound is not None
+    used = {WARM_UP: bounded, "zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     inverted = any(isinstance(line, views.Inverse) for line in lines)
     used |= {"block_products": inverted, "unit_lower_inverse": inverted}
     return tuple(name for name, wanted in used.items() if wanted)

@@ -10,7 +10,9 @@ from qlagen.errors import QlagenError
 from qlagen.program.ir import Load, Store, Tensor
 
 _STATE_SHAPE = ("sequences", "value_heads", f"{FULL['K']} * {FULL['V']}")
-_SEGMENT_SHAPE = ("segments", "value_heads", f"({FULL['V']} + {FULL['K']}) * {FULL['K']}")
+_BOTH = f"({FULL['V']} + {FULL['K']})"
+"""Columns of a segment's state and map."""
+_SEGMENT_SHAPE = ("segments", "value_heads", f"{_BOTH} * {FULL['K']}")
 _ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "chunk_count")
 _LOCAL = (
     "T tilelang build turned data_type tx warp lane block step row column entry line group inner sequence sequences"
@@ -18,6 +20,7 @@ _LOCAL = (
     " cuts tokens chunk_count workers chunk_first chunk_rows initial_state final_state"
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
+    " segment_joined skip_threshold active chunks warm_up joined records"
     " state_key_stride state_value_stride has_initial_state has_final_state"
     " sums lane_sum lane_before solution part upper lower patch"
 )
@@ -42,7 +45,15 @@ def parameters(context: Context) -> tuple[TensorView, ...]:
     tables = (*bounds, _view("segment_sequence", ("segments",), '"int32"'))
     initial, final = (_view(name, _STATE_SHAPE, '"float32"') for name in ("initial_state", "final_state"))
     reached = _view("segment_state", _SEGMENT_SHAPE, '"float32"')
+    if context.segment is not None:
+        joined = _view("segment_joined", ("segments", "value_heads"), '"int32"')
+        return (*loads, *tables, initial, reached, joined)
     return (*loads, *tables, initial, reached, *stores, final)
+
+
+def state_columns(context: Context) -> str:
+    """Columns of V that the CTAs of one head share out: with those of a segment's map if it is made."""
+    return FULL["V"] if context.segment is None else _BOTH
 
 
 def _tensor(tensor: Tensor) -> TensorView:
@@ -59,8 +70,10 @@ def scalars(context: Context) -> tuple[tuple[str, str], ...]:
     own = tuple((name, "float32") for name in context.schedule.program.scalars)
     if not context.carried:
         return (*own, ("workers", "int32"))
-    names = ("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state")
-    return (*own, *((name, "int32") for name in names))
+    strides = tuple((name, "int32") for name in ("state_key_stride", "state_value_stride", "has_initial_state"))
+    if context.segment is not None:
+        return (*own, *strides, ("skip_threshold", "float32"))
+    return (*own, *strides, ("has_final_state", "int32"))
 
 
 def dynamic_dimensions(context: Context) -> tuple[str, ...]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from qlagen.emit.constants import Entries
-from qlagen.emit.context import Context
-from qlagen.program.ir import Tensor
+from qlagen.emit.context import HEAD, HEADS, Context
+from qlagen.program.ir import Segment, Tensor
+
+WARM_UP = "warm_up_chunks"
+"""The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
 
 
 def prologue(context: Context) -> Entries:
@@ -13,7 +16,8 @@ def prologue(context: Context) -> Entries:
         items = "chunk_count * value_heads"
         return (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
     tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
-    return (*_place(tensors), *_neighbours(), *_chunks(tensors))
+    own = _chunks(tensors) if context.segment is None else _warm_up(context.segment)
+    return (*_place(tensors), *_neighbours(), *own)
 
 
 def _place(tensors: list[Tensor]) -> Entries:
@@ -51,3 +55,29 @@ def _chunks(tensors: list[Tensor]) -> Entries:
         ("whole", "T.truncdiv(end - first, CHUNK)"),
         ("iterations", "T.truncdiv(end - first + CHUNK - 1, CHUNK)"),
     )
+
+
+def _warm_up(segment: Segment) -> Entries:
+    """The chunks that a segment's map or state needs: all of them, or so many of its last ones that what comes before
+    is forgotten (`warm_up`; then there is no map). The last segment of a sequence has nothing to tell."""
+    active = "T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0))"
+    return (
+        ("first", "segment_offsets[segment]"),
+        ("chunks", "T.if_then_else(closes == 0, T.truncdiv(segment_offsets[segment + 1] - first, CHUNK), 0)"),
+        ("first_slot", "segment_chunks[segment]"),
+        ("warm_up", "0" if segment.bound is None else _count(segment.bound)),
+        ("joined", "T.if_then_else(warm_up == 0, follows, 0)"),
+        ("active", f"T.if_then_else({active}, T.if_then_else(sequence >= 0, 1, 0), 0)"),
+        ("iterations", "active * T.if_then_else(warm_up > 0, warm_up, chunks)"),
+        ("first", "first + (chunks - iterations) * CHUNK"),
+        ("first_slot", "first_slot + chunks - iterations"),
+    )
+
+
+def _count(bound: Tensor) -> str:
+    """The device function's call: from the total of the segment's first chunk on."""
+    arguments = (
+        *('"int32"', f'"{WARM_UP}"', f"T.address_of({bound.name}[first_slot, {HEAD[bound.head]}, CHUNK - 1])"),
+        *(f"{HEADS[bound.head]} * CHUNK", "chunks", "skip_threshold"),
+    )
+    return "\n    ".join(("T.call_extern(", *(f"{argument}," for argument in arguments))) + "\n)"

@@ -18,20 +18,48 @@ def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
     rows, columns = context.extents(carry.name)
     operand = context.schedule.carried_operand
     form = None if operand is None else context.fragment(operand)
-    given, reached = _given(context, role), _reached(context, role, "segment - 1")
-    final = ("final_state[", *given[1:])
-    sources = (
-        views.StateSource("follows != 0", reached),
-        views.StateSource("opens * has_initial_state != 0", given),
+    sources = _segment_sources(context, role) if context.segment is not None else _sources(context, role)
+    condition, out = _target(context, role)
+    return (views.LoadState(tile, rows, columns, sources, form),), (
+        views.StoreState(tile, rows, columns, condition, out),
     )
-    load = views.LoadState(tile, rows, columns, sources, form)
-    return (load,), (views.StoreState(tile, rows, columns, "closes * has_final_state != 0", final),)
+
+
+def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
+    """What the segment before left, or the caller's state at a sequence's start."""
+    return (
+        views.StateSource("follows != 0", _reached(context, role, "segment - 1")),
+        views.StateSource("opens * has_initial_state != 0", _given(context, role)),
+    )
+
+
+def _segment_sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
+    """A segment's map starts from the identity, its own state from zero; at a sequence's start, unless that is
+    forgotten, from the caller's state: then it needs no map."""
+    unit = f"T.if_then_else({_column(context, role)} - VALUE_DIM == {_key(context, role)}, 1.0, 0.0)"
+    given = "active * opens * has_initial_state * T.if_then_else(warm_up == 0, 1, 0) != 0"
+    return (
+        views.StateSource("value_column >= VALUE_DIM", (unit,)),
+        views.StateSource(given, _given(context, role)),
+    )
+
+
+def _target(context: Context, role: Role) -> tuple[str, tuple[str, ...]]:
+    """When the carried value is stored, and where to."""
+    if context.segment is not None:
+        return "active != 0", _reached(context, role, "segment")
+    return "closes * has_final_state != 0", _entry("final_state", _place(context, role))
 
 
 def _given(context: Context, role: Role) -> tuple[str, ...]:
-    """An entry of the caller's initial state, in either layout."""
+    """An entry of the caller's initial state."""
+    return _entry("initial_state", _place(context, role))
+
+
+def _place(context: Context, role: Role) -> str:
+    """Where an entry of a sequence's state is, in either layout."""
     column, key = _column(context, role), _key(context, role)
-    return _entry("initial_state", f"sequence, value_head, {column} * state_value_stride + {key} * state_key_stride")
+    return f"sequence, value_head, {column} * state_value_stride + {key} * state_key_stride"
 
 
 def _reached(context: Context, role: Role, segment: str) -> tuple[str, ...]:

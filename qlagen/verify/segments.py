@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,21 @@ class Sequences:
             "segment_chunks": slots + slots[-1:] * self.unused,
             "segment_sequence": numbers + [-1] * self.unused,
         }
+
+
+def join_segments(state: Any, joined: Any, numbers: Any, shape: tuple[int, int]) -> None:
+    """Gives every segment but the last of its sequence the state that it ends with, in place, in float64.
+
+    `state` fp32 [segments, heads, (V + K) * K]: rows of K entries, V of the state and then K of the map, both
+    transposed; `joined` [segments, heads]; `numbers` [segments]: each one's sequence, -1 for none; `shape` (K, V).
+    """
+    keys, values = shape
+    rows = state.view(*state.shape[:2], values + keys, keys)
+    for segment in range(1, len(numbers) - 1):
+        before, own, after = (int(number) for number in numbers[segment - 1 : segment + 2])
+        if own < 0 or before != own or after != own:
+            continue
+        for head in range(state.shape[1]):
+            if joined[segment, head]:
+                mine, transposed_map = rows[segment, head, :values].double(), rows[segment, head, values:].double()
+                rows[segment, head, :values] = mine + rows[segment - 1, head, :values].double() @ transposed_map
