@@ -81,7 +81,7 @@ def _summary(schedule: Schedule) -> str:
     if schedule.program.carry is None:
         return "one chunk of one value head at a time, on a persistent grid"
     held = "transposed " if schedule.transposed else ""
-    return f"the chunks of a sequence in order, {held}{schedule.program.carry.name} resident in fp32 registers"
+    return f"the chunks of a segment in order, {held}{schedule.program.carry.name} resident in fp32 registers"
 
 
 def _options_text(schedule: Schedule) -> tuple[str, ...]:

@@ -157,6 +157,8 @@ def _launches(operator: Operator, o: Tensor, sequences: int, chunk_count: int) -
         processors = device_facts(o.device.index or 0).processors
         launches = []
         for program in operator.programs:
+            if program.variants[0].kind == "segment":
+                continue  # No sequence is cut.
             kernel = choose_variant(program, value_dim, sequences * value_heads, processors)
             function = loader.function(kernel, DATA_TYPES[o.dtype])
             launches.append(Launch(function, kernel.parameters, workers(kernel, chunk_count * value_heads, processors)))
