@@ -68,6 +68,7 @@ def forward(
         "tokens": tokens,
         "sequences": sequences,
         "segments": sequences,
+        "joints": 0,
         "key_heads": key_heads,
         "value_heads": value_heads,
     }
