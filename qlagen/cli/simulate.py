@@ -55,8 +55,8 @@ def _simulate(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], No
 
 
 def variants(operator: str) -> list[Variant]:
-    """Every choice of one kernel for each launch of an operator of the imported library, with sequences that are not cut,
-    and then with each kernel that makes segments; none for an operator that has no kernels. Raises E-LIBRARY."""
+    """Every choice of one kernel for each launch of an operator of the imported library: with whole sequences, and with
+    each kernel that makes segments of them; none for an operator that has no kernels. Raises E-LIBRARY."""
     found: Any = importlib.import_module("qla_ops.runtime.choose").OPERATORS.get(operator)
     if found is None:
         hints = ["build the library from the same specs"]

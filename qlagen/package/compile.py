@@ -66,8 +66,8 @@ def compile_operator(
 
 
 def schedule_plan(plan: Plan, target: str, schedules: ScheduleFile) -> tuple[tuple[Schedule, ...], ...]:
-    """For each kernel that runs, in launch order, the schedules of all variants that fit it: those of the plan's programs
-    and, before the last one, the fastest of its segment forms, where there are any."""
+    """For each launch, in order, the schedules of all variants that fit it: of the plan's programs and, before the last
+    one, of the fastest of its segment forms, where there are any."""
     facts, dims = load_target(target), dict(plan.dims)
     launches = [build_schedules(program, dims, schedules, facts) for program in plan.programs]
     segments = fastest_schedules(plan.segment_forms, dims, schedules, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 
@@ -68,7 +69,7 @@ def even_cuts(offsets: tuple[int, ...], chunk: int, pieces: int) -> tuple[tuple[
     """Cuts of every sequence into so many segments, as even as whole chunks allow; fewer where there are not so many
     chunks."""
     cuts = []
-    for first, end in zip(offsets, offsets[1:], strict=False):
+    for first, end in pairwise(offsets):
         chunks = -((first - end) // chunk)
         parts = max(1, min(pieces, chunks))
         cuts.append(tuple(chunks * part // parts for part in range(1, parts)))

@@ -19,8 +19,8 @@ from qlagen.verify.segments import Sequences, join_segments
 WORKERS = 3
 """CTAs of a persistent grid in the emulator: few, so that each walks several items."""
 EAGER = Mode()
-SEGMENT = "segment"
-"""The kind of kernels that make what the joining of segments needs."""
+SEGMENT, WALK = "segment", "carried"
+"""Kinds of kernels: those that make what the joining of segments needs, and those that need them joined."""
 UNTOUCHED = -77
 """What an integer is that no kernel has written."""
 
@@ -55,13 +55,15 @@ class EmulatedOperator:
 
     def __call__(self, call: Call, mode: Mode = EAGER, workers: int = WORKERS) -> dict[str, Any]:
         """Launches the kernels one after another; every buffer that they fill starts as NaN. Segments are made only
-        where sequences are cut, and joined here.
+        where sequences are cut, and are joined before a kernel walks them.
 
         Returns all buffers by name, the final state as [sequences, value_heads, *state_shape] (transposed when
         `value_first`). Raises what `EmulatedKernel` raises.
         """
         torch = importlib.import_module("torch")
-        sequences = Sequences(tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK, call.cuts, call.unused)
+        sequences = Sequences(
+            tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK, call.cuts, call.unused
+        )
         tokens = next(iter(call.tensors.values())).shape[0]
         pool: dict[str, Any] = dict(call.tensors)
         for name, values in sequences.tables(tokens).items():
@@ -77,13 +79,13 @@ class EmulatedOperator:
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             if module.KIND == SEGMENT and not any(call.cuts):
                 continue
+            if module.KIND == WALK and "segment_joined" in pool:
+                join_segments(pool["segment_state"], pool["segment_joined"], pool["segment_sequence"], call.state_shape)
             _allocate(torch, kernel, pool, sizes)
             arguments = {name: pool[name] for name in module.TENSORS}
             numbers = {**call.numbers, **_integers(call, workers)}
             arguments |= {name: numbers[name] for name, _ in module.SCALARS}
             kernel(mode=mode, **arguments)
-            if module.KIND == SEGMENT:
-                join_segments(pool["segment_state"], pool["segment_joined"], pool["segment_sequence"], call.state_shape)
         shape = call.state_shape[::-1] if call.value_first else call.state_shape
         pool["final_state"] = pool["final_state"].reshape(*state[:2], *shape)
         return pool
@@ -113,4 +115,6 @@ def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: M
         if parameter.shape is not None and parameter.name not in pool:
             shape = [size if isinstance(size, int) else sizes[size] for size in parameter.shape]
             dtype = getattr(torch, parameter.dtype)
-            pool[parameter.name] = torch.full(shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype)
+            pool[parameter.name] = torch.full(
+                shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype
+            )
