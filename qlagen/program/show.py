@@ -35,14 +35,18 @@ def show_program(plan: Plan) -> str:
     One operation a line: the value with its dimensions, how it is made, and the spec stage that it belongs to.
     """
     sizes = ", ".join(f"{name} = {size}" for name, size in plan.dims)
-    programs = (*plan.programs[:-1], *plan.segment_forms, *plan.programs[-1:])
-    return "\n\n".join([f"plan {plan.operator}: {sizes}", *map(_program, programs)]) + "\n"
+    count = len(plan.segment_forms)
+    forms = [
+        _program(form, f", form {n} of {count}" if count > 1 else "") for n, form in enumerate(plan.segment_forms, 1)
+    ]
+    texts = [*map(_program, plan.programs[:-1]), *forms, *map(_program, plan.programs[-1:])]
+    return "\n\n".join([f"plan {plan.operator}: {sizes}", *texts]) + "\n"
 
 
-def _program(program: Program) -> str:
+def _program(program: Program, form: str = "") -> str:
     dims = infer_dims(program)
     walk = "one chunk after another" if program.carry else "chunks in parallel"
-    lines = [f"program {program.name}: {walk}", *_segment(program)]
+    lines = [f"program {program.name}{form}: {walk}", *_segment(program)]
     lines += [f"  scalar {name}" for name in program.scalars]
     if program.carry is not None:
         lines.append(f"  carry {program.carry.name} {show_dims(program.carry.dims)}, next {program.carry.next}")
