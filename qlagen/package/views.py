@@ -12,6 +12,7 @@ from qlagen.package.compile import DIGEST_LENGTH, CompiledOperator
 from qlagen.package.kernel_files import KernelFile
 from qlagen.package.render import library_digest
 from qlagen.program.ir import Plan, Tensor
+from qlagen.schedule.target import PlanCosts, Target, load_target
 from qlagen.spec.model import OpSpec
 
 TILELANG_VERSION = "0.1.15"
@@ -37,6 +38,7 @@ class KernelView:
     value_tile: int
     ctas_per_sm: int
     data_types: str
+    chunk_nanoseconds: int
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,13 @@ class LibraryView:
     example: OperatorView
     """The operator that the documentation shows: the first one with kernels, if there is any."""
     exports: tuple[str, ...]
+    gpu: str
+    costs: PlanCosts
 
 
 def view_operator(compiled: CompiledOperator) -> OperatorView:
     """The view of one operator's module."""
-    spec, plan = compiled.spec, compiled.plan
+    spec, plan, costs = compiled.spec, compiled.plan, load_target(compiled.target).plan
     arguments = view_arguments(spec)
     workspaces = () if compiled.obstacle else chunk_tensors(plan)
     normalised = [entry.name for entry in spec.inputs if is_normalised(entry)]
@@ -107,7 +111,7 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
         sizes=", ".join(f"{symbol} = {size}" for symbol, size in spec.dims),
         normalised=" and ".join(normalised) or "nothing (no input is a query or key)",
         programs=tuple(
-            ProgramView(program.name, tuple(_view_kernel(spec, kernel) for kernel in kernels))
+            ProgramView(program.name, tuple(_view_kernel(spec, kernel, costs) for kernel in kernels))
             for program, kernels in zip(plan.programs, compiled.kernels, strict=bool(compiled.kernels))
         ),
         workspaces=tuple(_workspace(tensor) for tensor in workspaces),
@@ -118,14 +122,23 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
     )
 
 
-def view_library(operators: tuple[OperatorView, ...]) -> LibraryView:
-    """The view of the files that name all operators."""
+def view_library(operators: tuple[OperatorView, ...], target: Target) -> LibraryView:
+    """The view of the files that all operators share."""
     fixed = ["BadValueError", "BuildError", "Explanation", "ImplementationUnavailableError", "LoadError"]
     functions = [item.function for item in operators]
     functions += [f"{item.function}_fwd" for item in operators if not item.obstacle]
     exports = sorted([*fixed, *functions, "can_use", "explain", "warmup"])
     example = next((item for item in operators if not item.obstacle), operators[0])
-    return LibraryView(banner("operator specs"), __version__, TILELANG_VERSION, operators, example, tuple(exports))
+    return LibraryView(
+        banner=banner("operator specs"),
+        version=__version__,
+        tilelang_version=TILELANG_VERSION,
+        operators=operators,
+        example=example,
+        exports=tuple(exports),
+        gpu=target.gpu,
+        costs=target.plan,
+    )
 
 
 def banner(source: str) -> str:
@@ -140,7 +153,7 @@ def chunk_tensors(plan: Plan) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in stores if tensor.layout == "chunk")
 
 
-def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
+def _view_kernel(spec: OpSpec, kernel: KernelFile, costs: PlanCosts) -> KernelView:
     return KernelView(
         name=kernel.name,
         module=f"{spec.name}.{kernel.stem}",
@@ -151,6 +164,7 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
         value_tile=kernel.value_tile,
         ctas_per_sm=kernel.ctas_per_sm,
         data_types=_python(kernel.data_types),
+        chunk_nanoseconds=costs.chunk_nanoseconds(kernel.kind, kernel.value_tile),
     )
 
 
