@@ -25,6 +25,7 @@ from qlagen.algebra.cost import CostModel
 from qlagen.algebra.derivation import Derivation, Form
 from qlagen.algebra.facts import GROWTH_LIMIT, Facts
 from qlagen.algebra.ir import Node, factors_of, kind, split_coefficient, transpose
+from qlagen.algebra.ledger import canonical
 from qlagen.algebra.pareto import pareto_set
 from qlagen.algebra.prove_forms import prove_forms
 from qlagen.algebra.search import Bounds, Key, Program, Search
@@ -36,6 +37,8 @@ Skip = Literal["log_gate_sum", "largest_log_gate_sum", "largest_channel_sum", "n
 """The bound of log |M|: sum of g; sum over tokens of the largest log gate of any channel; largest over channels of the
 sum over tokens; none."""
 BOUNDS = Bounds(width=24, tried=400, rounds=20, patience=5)
+QUICK = Bounds(width=12, tried=200, rounds=12, patience=3)
+"""For forms that may read an inverse: what remains is how to associate a few products."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class SkipRule:
     """Whether the spec declares it. If not, `growth` must be added to the bound."""
     growth: str = ""
     """What log |M| may have more, per token, where the condition does not hold."""
+    gate: str = ""
+    """The token symbol of the log gate that the bound is made of; empty without one."""
 
     def threshold(self, tolerance: float) -> float:
         """M may be skipped where the bound of log |M| is at most this: then |M S| <= tolerance |S|. Minus infinity
@@ -80,6 +85,15 @@ class ContextParallel:
     """The expression with the fewest multiply-adds, and of those the one with the shortest serial chain."""
 
 
+def split_rule(derivation: Derivation) -> SkipRule | None:
+    """When the map of a segment may be skipped; None when a sequence cannot be cut: its state is not linear in the
+    state before it, from the left."""
+    spec = derivation.spec
+    token = segment_map(build_recurrence(spec, steps=1)[1], spec.state)
+    chunk = segment_map(derivation.chosen.state, spec.state)
+    return None if token is None or chunk is None else skip_rule(spec, token)
+
+
 def context_parallel(derivation: Derivation, group: int = 1) -> ContextParallel | None:
     """The facts of an operator; None when its state is not linear in the state before it, from the left."""
     spec = derivation.spec
@@ -99,7 +113,7 @@ def skip_rule(spec: OpSpec, token: SegmentMap) -> SkipRule:
         return SkipRule("never", "", granted=False)
     per_channel = kind(decay) != "scalar"
     if token.is_diagonal:
-        return SkipRule("largest_channel_sum" if per_channel else "log_gate_sum", "", granted=True)
+        return SkipRule("largest_channel_sum" if per_channel else "log_gate_sum", "", granted=True, gate=decay.value)
     reflection = _reflection(token.rest, decay)
     if reflection is None:
         return SkipRule("never", "", granted=False)
@@ -112,6 +126,7 @@ def skip_rule(spec: OpSpec, token: SegmentMap) -> SkipRule:
         condition,
         granted=low >= 0 and high <= GROWTH_LIMIT,
         growth=f"log max(1, |1 - {product}|)",
+        gate=decay.value,
     )
 
 
@@ -146,6 +161,19 @@ def _plain(symbol: Node) -> str:
 
 
 def _state_only(derivation: Derivation, group: int) -> StateForm:
+    """The form with the fewest multiply-adds, of those the one with the shortest chain."""
+    return _search_state(derivation, group, (derivation.textbook.state, derivation.chosen.state), (), BOUNDS)[0]
+
+
+def state_forms(derivation: Derivation, saved: tuple[Node, ...]) -> tuple[StateForm, ...]:
+    """Proven expressions for the next state alone where the expressions `saved` are in memory: none has both more
+    multiply-adds and a longer serial chain than another one. The one with the fewest multiply-adds comes first."""
+    return _search_state(derivation, 1, (derivation.chosen.state,), saved, QUICK)
+
+
+def _search_state(
+    derivation: Derivation, group: int, starts: tuple[Node, ...], saved: tuple[Node, ...], bounds: Bounds
+) -> tuple[StateForm, ...]:
     spec = derivation.spec
     model = CostModel.of(spec, derivation.proof.chunk, group)
     clocks = Clocks(model, Throughput(1, 1, 1, 1, 1, 1, 1, 1))
@@ -156,13 +184,17 @@ def _state_only(derivation: Derivation, group: int) -> StateForm:
     def by_work(program: Program) -> Key:
         return tuple(program.bill)
 
-    search = Search(model, Facts.of(spec), bounds=BOUNDS, objectives=(by_work, by_depth))
-    search.run((derivation.textbook.state,))
-    search.start((derivation.chosen.state,))
+    search = Search(model, Facts.of(spec), frozenset(map(canonical, saved)), bounds, (by_work, by_depth))
+    search.run(starts[:1])
+    for start in starts[1:]:
+        search.start((start,))
     ranked = sorted(search.visited, key=lambda p: (by_work(p), p.tie))
     front = pareto_set(ranked, lambda p: (p.bill.multiply_adds, clocks.depth(p.roots[0])))
-    best = front[0]
-    rules = tuple(p.match.rule.name for p in best.path() if p.match is not None)
-    form = Form(derivation.chosen.output, best.roots[0], ())
-    bound = prove_forms(spec, (form,), chunk=derivation.proof.chunk)
-    return StateForm(best.roots[0], best.bill.multiply_adds, clocks.depth(best.roots[0]), rules, bound)
+    forms = tuple(Form(derivation.chosen.output, p.roots[0], ()) for p in front)
+    bound = prove_forms(spec, forms, chunk=derivation.proof.chunk)
+    return tuple(_state_form(p, clocks.depth(p.roots[0]), bound) for p in front)
+
+
+def _state_form(program: Program, depth: int, bound: float) -> StateForm:
+    rules = tuple(p.match.rule.name for p in program.path() if p.match is not None)
+    return StateForm(program.roots[0], program.bill.multiply_adds, depth, rules, bound)

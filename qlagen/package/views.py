@@ -12,13 +12,14 @@ from qlagen.package.compile import DIGEST_LENGTH, CompiledOperator
 from qlagen.package.kernel_files import KernelFile
 from qlagen.package.render import library_digest
 from qlagen.program.ir import Plan, Tensor
+from qlagen.schedule.model import Schedule
 from qlagen.schedule.target import PlanCosts, Target, load_target
 from qlagen.spec.model import OpSpec
 
 TILELANG_VERSION = "0.1.15"
 """The version that kernels are written for."""
 
-_RECORDS = ("Kernel", "Operator", "Program", "ScalarArgument", "TensorArgument", "Workspace")
+_RECORDS = ("Kernel", "Operator", "Program", "ScalarArgument", "Segments", "TensorArgument", "Workspace")
 _PORTABLE_RECORDS = ("Operator", "ScalarArgument", "TensorArgument")
 _DOC_WIDTH = 108
 _RECORD_INDENT = 20
@@ -66,6 +67,8 @@ class OperatorView:
     sizes: str
     normalised: str
     programs: tuple[ProgramView, ...]
+    segments: str
+    """The record of how sequences are cut; empty when they cannot be."""
     workspaces: tuple[str, ...]
     intermediates: tuple[str, ...]
     sources: tuple[str, ...]
@@ -111,13 +114,14 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
         sizes=", ".join(f"{symbol} = {size}" for symbol, size in spec.dims),
         normalised=" and ".join(normalised) or "nothing (no input is a query or key)",
         programs=tuple(
-            ProgramView(program.name, tuple(_view_kernel(spec, kernel, costs) for kernel in kernels))
-            for program, kernels in zip(plan.programs, compiled.kernels, strict=bool(compiled.kernels))
+            ProgramView(variants[0].program.name, tuple(_view_kernel(spec, kernel, costs) for kernel in kernels))
+            for variants, kernels in zip(compiled.schedules, compiled.kernels, strict=True)
         ),
+        segments=_view_segments(compiled.schedules),
         workspaces=tuple(_workspace(tensor) for tensor in workspaces),
         intermediates=tuple(_intermediate(tensor, spec) for tensor in workspaces),
         sources=_sources(spec),
-        records=", ".join(_PORTABLE_RECORDS if compiled.obstacle else _RECORDS),
+        records=_records(compiled),
         obstacle=compiled.obstacle,
     )
 
@@ -166,6 +170,20 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile, costs: PlanCosts) -> KernelVi
         data_types=_python(kernel.data_types),
         chunk_nanoseconds=costs.chunk_nanoseconds(kernel.kind, kernel.value_tile),
     )
+
+
+def _records(compiled: CompiledOperator) -> str:
+    if compiled.obstacle:
+        return ", ".join(_PORTABLE_RECORDS)
+    return ", ".join(name for name in _RECORDS if name != "Segments" or _view_segments(compiled.schedules))
+
+
+def _view_segments(schedules: tuple[tuple[Schedule, ...], ...]) -> str:
+    """From the kernel that makes the maps of segments."""
+    found = next((v[0].program.segment for v in schedules if v[0].program.segment is not None), None)
+    if found is None:
+        return ""
+    return _python_text(f"Segments(skips={found.bound is not None!r}, condition={found.condition!r})")
 
 
 def _recurrence(spec: OpSpec) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ def test_parameters_are_tensors_then_scalars_in_exported_order(kernel: tuple[str
 
 def test_run_time_values_are_no_constants() -> None:
     exported = constants(emitted(*GATED))
-    assert exported["DYNAMIC"] == ("tokens", "key_heads", "value_heads", "sequences", "chunk_count")
+    sizes = ("tokens", "key_heads", "value_heads", "sequences", "segments", "chunk_count")
+    assert exported["DYNAMIC"] == sizes
     assert [name for name, _ in exported["SCALARS"]] == [
         "scale",
         "state_key_stride",

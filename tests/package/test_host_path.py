@@ -42,6 +42,7 @@ def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
     def launch(*values: Any) -> None:
         given = dict(zip(kernel.parameters, values, strict=True))
         # The host passes memory, whatever its shape; the emulator wants the declared one, even of an absent state.
+        uncut = given.get("segment_state") is given.get("o")
         for name in given.keys() & TOKENS:
             given[name] = given[name].flatten(0, 1)
         for name in STATES:
@@ -50,6 +51,8 @@ def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
                 shape = (given["sequences"], given["value_heads"], -1)
                 absent = torch.full((given["sequences"], given["value_heads"], 128 * 128), float("nan"))
                 given[name] = given[name].view(shape) if present else absent
+        if "segment_state" in given and uncut:
+            given["segment_state"] = torch.full((given["segments"], given["value_heads"], 256 * 128), float("nan"))
         target(**{name: given[name] for name in wanted if name in given})
 
     return launch

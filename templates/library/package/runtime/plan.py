@@ -329,7 +329,7 @@ def _weights(
     )
     if segment is None:
         return weights
-    skips = any(name == "skip_threshold" for name, _ in segment.scalars)
+    skips = operator.segments is not None and operator.segments.skips
     return weights._replace(
         segment_chunk=segment.chunk_nanoseconds,
         state_ctas=cta_count(segment, value_dim, value_heads),
