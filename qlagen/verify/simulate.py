@@ -61,7 +61,9 @@ class EmulatedOperator:
         `value_first`). Raises what `EmulatedKernel` raises.
         """
         torch = importlib.import_module("torch")
-        sequences = Sequences(tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK, call.cuts, call.unused)
+        sequences = Sequences(
+            tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK, call.cuts, call.unused
+        )
         tokens = next(iter(call.tensors.values())).shape[0]
         pool: dict[str, Any] = dict(call.tensors)
         for name, values in sequences.tables(tokens).items():
@@ -112,4 +114,6 @@ def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: M
         if parameter.shape is not None and parameter.name not in pool:
             shape = [size if isinstance(size, int) else sizes[size] for size in parameter.shape]
             dtype = getattr(torch, parameter.dtype)
-            pool[parameter.name] = torch.full(shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype)
+            pool[parameter.name] = torch.full(
+                shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype
+            )

@@ -21,7 +21,11 @@ MODES = (Mode(), Mode(seed=1))
 def join_kernel() -> EmulatedKernel:
     """The CUDA kernel, compiled for the CPU emulator."""
     text = kernel_file(JOIN).read_text()
-    shapes = {"chains": ("chain_count", 2), "segment_state": ("rows", HEADS, "numbers"), "segment_joined": ("rows", HEADS)}
+    shapes = {
+        "chains": ("chain_count", 2),
+        "segment_state": ("rows", HEADS, "numbers"),
+        "segment_joined": ("rows", HEADS),
+    }
     parameters = [
         Parameter(name, "float*" if name == "segment_state" else "int*", dtype, shapes[name])
         for name, dtype in zip(JOIN.tensors, ("int32", "float32", "int32"), strict=True)

@@ -140,20 +140,22 @@ __device__ __forceinline__ Cut cut_sequences(const int* lengths, int count, int 
     cut.most = max(cut.most, n);
     cut.chains += n > 2;
   }
-  for (int* sum : {&cut.segments, &cut.joints, &cut.inner, &cut.joint_chunks, &cut.inner_chunks, &cut.warm_chunks,
-                   &cut.chains}) {
-    *sum = warp_sum(*sum);
-  }
-  for (int* most : {&cut.longest, &cut.longest_joint, &cut.most}) *most = warp_max(*most);
+  int* const sums[] = {&cut.segments,     &cut.joints,      &cut.inner, &cut.joint_chunks,
+                       &cut.inner_chunks, &cut.warm_chunks, &cut.chains};
+  int* const largest[] = {&cut.longest, &cut.longest_joint, &cut.most};
+#pragma unroll
+  for (int* sum : sums) *sum = warp_sum(*sum);
+#pragma unroll
+  for (int* most : largest) *most = warp_max(*most);
   cut.segments += whole;
   return cut;
 }
 
 // The chunks per segment of the cheapest cut into `segments` at most, the longest on a tie.
 __device__ __forceinline__ int choose_length(const int* chunk_offsets, int sequences, int segments, int longest,
-                                             const Weights& weights) {
+                                             const Weights& weights, int* warps) {
   __shared__ int lengths[1024];
-  __shared__ int kept[2];  // sequences in `lengths`, and the longest that is not
+  __shared__ int kept[1];  // how many sequences are in `lengths`
   __shared__ long long prices[32];
   const int thread = static_cast<int>(threadIdx.x);
   const int chunks = chunk_offsets[sequences];
@@ -162,23 +164,25 @@ __device__ __forceinline__ int choose_length(const int* chunk_offsets, int seque
   const int length = max(1, rounded_up(longest, candidate(thread % 32)));
   const bool possible = static_cast<int64_t>(length) * segments >= chunks;
   const int shortest = -warp_max(possible ? -length : -longest - 1);
-  if (thread == 0) kept[0] = kept[1] = 0;
+  if (thread == 0) kept[0] = 0;
   __syncthreads();
+  int longest_of_thread = 0;
   for (int n = thread; n < sequences; n += kThreads) {
     const int own = chunk_offsets[n + 1] - chunk_offsets[n];
     if (own <= shortest) {
-      atomicMax(&kept[1], own);
+      longest_of_thread = max(longest_of_thread, own);
     } else {
       const int place = atomicAdd(&kept[0], 1);
       if (place < kLong) lengths[place] = own;
     }
   }
-  __syncthreads();
-  if (kept[0] > kLong) return longest;
+  int longest_whole = 0;
+  scan<false>(longest_of_thread, warps, longest_whole);
+  if (kept[0] > kLong) return max(1, longest);
   const int tried = __shfl_sync(kAll, length, thread / 32);
   long long price_of_warp = kNever;
   if (__shfl_sync(kAll, static_cast<int>(possible), thread / 32)) {
-    const Cut cut = cut_sequences(lengths, kept[0], tried, sequences - kept[0], kept[1], weights.warm_chunks);
+    const Cut cut = cut_sequences(lengths, kept[0], tried, sequences - kept[0], longest_whole, weights.warm_chunks);
     if (cut.segments <= segments) price_of_warp = price(cut, weights, chunks);
   }
   if (thread % 32 == 0) prices[thread / 32] = price_of_warp;
@@ -263,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(1024) tables_kernel(
     chunk_first[slot] = first;
     chunk_rows[slot] = n < sequences ? min(chunk, cu_seqlens[n + 1] - first) : 0;
   }
-  const int length = parts > 0 ? 1 : choose_length(chunk_offsets, sequences, segments, longest, weights);
+  const int length = parts > 0 ? 1 : choose_length(chunk_offsets, sequences, segments, longest, weights, warps);
   cut(chunk_offsets, sequence_segments, chains, sequences, chain_count, parts, length, warps);
   __syncthreads();
   for (int segment = thread; segment <= segments; segment += kThreads) {

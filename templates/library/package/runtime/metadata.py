@@ -81,7 +81,9 @@ def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, cutting: Cutting 
         return _packed_tables(cu_seqlens, tokens, chunk, count, cutting)
     given = cu_seqlens.contiguous()
     # The last one is empty often; a tensor without memory has no address.
-    sizes = (sequences + 1,) * 2 + (count,) * 2 + (sequences + 1,) + (segments + 1,) * 2 + (segments, 2 * chain_count + 2)
+    sizes = (
+        (sequences + 1,) * 2 + (count,) * 2 + (sequences + 1,) + (segments + 1,) * 2 + (segments, 2 * chain_count + 2)
+    )
     made = [torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes]
     numbers = (int(given.dtype == torch.int64), sequences, tokens, chunk, count, segments, chain_count)
     loader.function(loader.TABLES, "int32")(given, *made, *numbers, cutting.parts, *cutting.weights)

@@ -251,9 +251,10 @@ def _plans(
     forwards, segments = variants(operator, "carried"), variants(operator, "segment")
     parts = parts if segments else NEVER
     whole = [cut_groups(groups, 0, 1, 0) for groups in distributions]
+    totals = [_total(groups) for groups in distributions]
     for forward in forwards if parts in (AUTOMATIC, NEVER) else ():
         weights = _weights(operator, forward, None, value_heads, processors)
-        times = tuple(Times(forward_time(weights, *item)) for item in zip(whole, map(_total, distributions)))
+        times = tuple(Times(forward_time(weights, cut, chunks)) for cut, chunks in zip(whole, totals, strict=True))
         yield Plan(forward, None, Cutting(whole[0].segments, NEVER, weights), NEVER, times)
     if parts == NEVER:
         return
@@ -262,7 +263,7 @@ def _plans(
     cuts = [_cuts(groups, parts, enough) for groups in distributions]
     for forward, segment in product(forwards, segments):
         weights = _weights(operator, forward, segment, value_heads, processors)
-        found = [_cheapest(weights, *item) for item in zip(cuts, map(_total, distributions))]
+        found = [_cheapest(weights, some, chunks) for some, chunks in zip(cuts, totals, strict=True)]
         count = max(cut.segments for cut, _ in found)
         if packed and parts:
             count = max(whole[0].segments, min(whole[0].segments * parts, limit))
@@ -308,9 +309,7 @@ def variants(operator: Operator, kind: str) -> tuple[Kernel, ...]:
     return tuple(sorted((k for k in operator.kernels if k.kind == kind), key=lambda kernel: -kernel.value_tile))
 
 
-def _weights(
-    operator: Operator, forward: Kernel, segment: Kernel | None, value_heads: int, processors: int
-) -> Weights:
+def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_heads: int, processors: int) -> Weights:
     value_dim, key_dim = operator.sizes["V"], operator.sizes["K"]
     weights = Weights(
         forward_chunk=forward.chunk_nanoseconds,

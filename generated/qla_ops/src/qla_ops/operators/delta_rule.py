@@ -101,7 +101,7 @@ OPERATOR = Operator(
                     value_tile=64,
                     ctas_per_sm=2,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=1000,
+                    chunk_nanoseconds=1300,
                 ),
             ),
         ),

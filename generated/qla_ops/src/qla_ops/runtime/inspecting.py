@@ -128,7 +128,9 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
         if kernel.kind == "carried":
             result.append(_carried(kernel, sizes["V"], plan.cutting.segments, facts.value_heads, processors))
         elif kernel.kind == "segment":
-            result.append(_carried(kernel, sizes["V"] + sizes["K"], plan.cutting.segments, facts.value_heads, processors))
+            result.append(
+                _carried(kernel, sizes["V"] + sizes["K"], plan.cutting.segments, facts.value_heads, processors)
+            )
         elif kernel is loader.JOIN:
             chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)
             count = workers(kernel, chains * facts.value_heads * -(-sizes["V"] // JOIN_COLUMNS), processors)
