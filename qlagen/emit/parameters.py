@@ -12,15 +12,16 @@ from qlagen.program.ir import Load, Store, Tensor
 _STATE_SHAPE = ("sequences", "value_heads", f"{FULL['K']} * {FULL['V']}")
 _BOTH = f"({FULL['V']} + {FULL['K']})"
 """Columns of a segment's state and map."""
-_SEGMENT_SHAPE = ("segments", "value_heads", f"{_BOTH} * {FULL['K']}")
-_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "chunk_count")
+_JOINT_SHAPE = ("joints", "value_heads", f"{_BOTH} * {FULL['K']}")
+"""The last segment of a sequence is joined to nothing: it has no row."""
+_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "joints", "chunk_count")
 _LOCAL = (
     "T tilelang build turned data_type tx warp lane block step row column entry line group inner sequence sequences"
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
     " cuts tokens chunk_count workers chunk_first chunk_rows initial_state final_state"
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
-    " segment_joined skip_threshold active chunks warm_up joined records"
+    " segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
     " sums lane_sum lane_before solution part upper lower patch"
 )
@@ -44,9 +45,9 @@ def parameters(context: Context) -> tuple[TensorView, ...]:
     bounds = (_view(name, ("segments + 1",), '"int32"') for name in ("segment_offsets", "segment_chunks"))
     tables = (*bounds, _view("segment_sequence", ("segments",), '"int32"'))
     initial, final = (_view(name, _STATE_SHAPE, '"float32"') for name in ("initial_state", "final_state"))
-    reached = _view("segment_state", _SEGMENT_SHAPE, '"float32"')
+    reached = _view("segment_state", _JOINT_SHAPE, '"float32"')
     if context.segment is not None:
-        joined = _view("segment_joined", ("segments", "value_heads"), '"int32"')
+        joined = _view("segment_joined", ("joints", "value_heads"), '"int32"')
         return (*loads, *tables, initial, reached, joined)
     return (*loads, *tables, initial, reached, *stores, final)
 
@@ -72,7 +73,8 @@ def scalars(context: Context) -> tuple[tuple[str, str], ...]:
         return (*own, ("workers", "int32"))
     strides = tuple((name, "int32") for name in ("state_key_stride", "state_value_stride", "has_initial_state"))
     if context.segment is not None:
-        return (*own, *strides, ("skip_threshold", "float32"))
+        skip = () if context.segment.bound is None else (("skip_threshold", "float32"),)
+        return (*own, *strides, *skip)
     return (*own, *strides, ("has_final_state", "int32"))
 
 

@@ -28,7 +28,7 @@ def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
 def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
     """What the segment before left, or the caller's state at a sequence's start."""
     return (
-        views.StateSource("follows != 0", _reached(context, role, "segment - 1")),
+        views.StateSource("follows != 0", _reached(context, role, "segment - 1 - sequence")),
         views.StateSource("opens * has_initial_state != 0", _given(context, role)),
     )
 
@@ -47,7 +47,7 @@ def _segment_sources(context: Context, role: Role) -> tuple[views.StateSource, .
 def _target(context: Context, role: Role) -> tuple[str, tuple[str, ...]]:
     """When the carried value is stored, and where to."""
     if context.segment is not None:
-        return "active != 0", _reached(context, role, "segment")
+        return "active != 0", _reached(context, role, "segment - sequence")
     return "closes * has_final_state != 0", _entry("final_state", _place(context, role))
 
 
@@ -62,10 +62,10 @@ def _place(context: Context, role: Role) -> str:
     return f"sequence, value_head, {column} * state_value_stride + {key} * state_key_stride"
 
 
-def _reached(context: Context, role: Role, segment: str) -> tuple[str, ...]:
-    """An entry of the state that a segment ended with."""
+def _reached(context: Context, role: Role, joint: str) -> tuple[str, ...]:
+    """An entry of the state that a segment ended with; the segments before it but one of each sequence have a row."""
     place = f"{_column(context, role)} * KEY_DIM + {_key(context, role)}"
-    return _entry("segment_state", f"{segment}, value_head, {place}")
+    return _entry("segment_state", f"{joint}, value_head, {place}")
 
 
 def _entry(tensor: str, index: str) -> tuple[str, ...]:

@@ -27,6 +27,11 @@ class Sequences:
     def segments(self) -> int:
         return self.count + sum(map(len, self.cuts)) + self.unused
 
+    @property
+    def joints(self) -> int:
+        """Rows of what a segment leaves for the next one: none for the last segment of a sequence."""
+        return self.segments - self.count
+
     def chunks(self) -> list[tuple[int, int]]:
         """(first token, valid rows) of every chunk, sequence by sequence."""
         found = []
@@ -59,11 +64,22 @@ class Sequences:
         }
 
 
+def even_cuts(offsets: tuple[int, ...], chunk: int, pieces: int) -> tuple[tuple[int, ...], ...]:
+    """Cuts of every sequence into so many segments, as even as whole chunks allow; fewer where there are not so many
+    chunks."""
+    cuts = []
+    for first, end in zip(offsets, offsets[1:], strict=False):
+        chunks = -((first - end) // chunk)
+        parts = max(1, min(pieces, chunks))
+        cuts.append(tuple(chunks * part // parts for part in range(1, parts)))
+    return tuple(cuts)
+
+
 def join_segments(state: Any, joined: Any, numbers: Any, shape: tuple[int, int]) -> None:
     """Gives every segment but the last of its sequence the state that it ends with, in place, in float64.
 
-    `state` fp32 [segments, heads, (V + K) * K]: rows of K entries, V of the state and then K of the map, both
-    transposed; `joined` [segments, heads]; `numbers` [segments]: each one's sequence, -1 for none; `shape` (K, V).
+    `state` fp32 [joints, heads, (V + K) * K]: rows of K entries, V of the state and then K of the map, both
+    transposed; `joined` [joints, heads]; `numbers` [segments]: each one's sequence, -1 for none; `shape` (K, V).
     """
     keys, values = shape
     rows = state.view(*state.shape[:2], values + keys, keys)
@@ -71,7 +87,8 @@ def join_segments(state: Any, joined: Any, numbers: Any, shape: tuple[int, int])
         before, own, after = (int(number) for number in numbers[segment - 1 : segment + 2])
         if own < 0 or before != own or after != own:
             continue
+        joint = segment - own
         for head in range(state.shape[1]):
-            if joined[segment, head]:
-                mine, transposed_map = rows[segment, head, :values].double(), rows[segment, head, values:].double()
-                rows[segment, head, :values] = mine + rows[segment - 1, head, :values].double() @ transposed_map
+            if joined[joint, head]:
+                mine, turned = rows[joint, head, :values].double(), rows[joint, head, values:].double()
+                rows[joint, head, :values] = mine + rows[joint - 1, head, :values].double() @ turned

@@ -74,7 +74,8 @@ class EmulatedOperator:
         if call.initial_state is not None:
             pool["initial_state"].copy_(call.initial_state.reshape(state))
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
-        sizes |= {"segments": sequences.segments, "chunk_count": sequences.slots(tokens)}
+        sizes |= {"segments": sequences.segments, "joints": sequences.joints}
+        sizes["chunk_count"] = sequences.slots(tokens)
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             if module.KIND == SEGMENT and not any(call.cuts):
                 continue

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from qla_ops.runtime.builder import kernel_file
 from qla_ops.runtime.loader import JOIN
-from qlagen.verify.emulator import EmulatedKernel, Launch, LoweredKernel, Mode, Parameter, build_emulated
+from qlagen.verify.emulator import Mode
+from tests.package.shared_kernels import join_kernel
 
 HEADS = 2
 MODES = (Mode(), Mode(seed=1))
 
 
-@cache
-def join_kernel() -> EmulatedKernel:
-    """The CUDA kernel, compiled for the CPU emulator."""
-    text = kernel_file(JOIN).read_text()
-    shapes = {
-        "chains": ("chain_count", 2),
-        "segment_state": ("rows", HEADS, "numbers"),
-        "segment_joined": ("rows", HEADS),
-    }
-    parameters = [
-        Parameter(name, "float*" if name == "segment_state" else "int*", dtype, shapes[name])
-        for name, dtype in zip(JOIN.tensors, ("int32", "float32", "int32"), strict=True)
-    ]
-    parameters += [Parameter(name, "int", "int32") for name, _ in JOIN.scalars]
-    launch = Launch("join_kernel", ("1", "1", "1"), 256, 0)
-    return build_emulated(LoweredKernel(text, text, tuple(parameters), (launch,)), "join")
-
-
 def join(chains: Tensor, states: Tensor, joined: Tensor, key_dim: int, value_dim: int) -> None:
     numbers = (len(chains), HEADS, key_dim, value_dim, 5)
-    values = (chains, states.flatten(2), joined, *numbers)
+    values = (chains.flatten(), states.flatten(2), joined, *numbers)
     join_kernel().run_in_modes(dict(zip(JOIN.parameters, values, strict=True)), MODES)
 
 

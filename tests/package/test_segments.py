@@ -11,7 +11,7 @@ import torch
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
 from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, NEVER, Cutting, Weights, choose_length
 from qlagen.verify.emulator import Mode
-from tests.package import tables
+from tests.package.shared_kernels import check_tables, make_tables
 from tests.package.test_metadata import CHUNK, CPU, PACKED, WRONG
 
 EIGHT_HEADS = Weights(
@@ -94,7 +94,7 @@ def test_a_number_of_segments(name: str, parts: int) -> None:
     made = packed_tables(offsets_of(lengths), tokens, CHUNK, cutting)
     assert made.segments == limit
     check(made, lengths, [max(1, min(parts, -(-n // CHUNK))) for n in lengths])
-    tables.check(tables.run(offsets_of(lengths), tokens, CHUNK, made, cutting), made)
+    check_tables(make_tables(offsets_of(lengths), tokens, CHUNK, made, cutting), made)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -109,7 +109,7 @@ def test_the_cheapest_cut(name: str, extra: int, weights: Weights, mode: Mode) -
     chunks = [-(-n // CHUNK) for n in lengths]
     length = choose_length(chunks, cutting.segments, weights)
     check(made, lengths, [max(1, -(-n // length)) for n in chunks])
-    tables.check(tables.run(offsets_of(lengths), sum(lengths), CHUNK, made, cutting, mode), made)
+    check_tables(make_tables(offsets_of(lengths), sum(lengths), CHUNK, made, cutting, mode), made)
 
 
 def test_what_is_cut() -> None:
@@ -139,7 +139,7 @@ def test_random_lengths() -> None:
         lengths[0] += 64 * int(generator.integers(0, 600))
         cutting = Cutting(count + int(generator.integers(0, 80)), AUTOMATIC, (EIGHT_HEADS, FULL)[trial % 2])
         made = packed_tables(offsets_of(lengths), sum(lengths), CHUNK, cutting)
-        tables.check(tables.run(offsets_of(lengths), sum(lengths), CHUNK, made, cutting), made)
+        check_tables(make_tables(offsets_of(lengths), sum(lengths), CHUNK, made, cutting), made)
 
 
 def test_more_long_sequences_than_are_looked_at() -> None:
@@ -147,7 +147,7 @@ def test_more_long_sequences_than_are_looked_at() -> None:
     cutting = Cutting(3000, AUTOMATIC, EIGHT_HEADS)
     made = packed_tables(offsets_of(lengths), sum(lengths), CHUNK, cutting)
     check(made, lengths, [1] * 1100)
-    tables.check(tables.run(offsets_of(lengths), sum(lengths), CHUNK, made, cutting), made)
+    check_tables(make_tables(offsets_of(lengths), sum(lengths), CHUNK, made, cutting), made)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -159,7 +159,7 @@ def test_the_kernel_makes_the_same_tables(name: str, dtype: torch.dtype) -> None
     for cutting in (CUT_NOTHING, Cutting(room, 3, EIGHT_HEADS), Cutting(room, AUTOMATIC, EIGHT_HEADS)):
         expected = packed_tables(offsets, tokens, CHUNK, cutting)
         for mode in MODES:
-            tables.check(tables.run(offsets, tokens, CHUNK, expected, cutting, mode), expected)
+            check_tables(make_tables(offsets, tokens, CHUNK, expected, cutting, mode), expected)
 
 
 @pytest.mark.parametrize(("batch", "length", "parts"), [(1, 1, 4), (3, 65, 2), (2, 2000, 5), (4, 128, 3), (5, 0, 2)])

@@ -1,4 +1,4 @@
-"""tables.cu, run in the CPU emulator."""
+"""tables.cu and join.cu, run in the CPU emulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime.builder import kernel_file
-from qla_ops.runtime.loader import TABLES
+from qla_ops.runtime.loader import JOIN, TABLES
 from qla_ops.runtime.metadata import Tables
 from qla_ops.runtime.plan import CUT_NOTHING, Cutting
 from qlagen.verify.emulator import EmulatedKernel, Launch, LoweredKernel, Mode, Parameter, build_emulated
@@ -30,7 +30,21 @@ def tables_kernel() -> EmulatedKernel:
     return build_emulated(lowered, "tables")
 
 
-def run(
+@cache
+def join_kernel() -> EmulatedKernel:
+    """The CUDA kernel, compiled for the CPU emulator."""
+    text = kernel_file(JOIN).read_text()
+    parameters = [
+        Parameter("chains", "int*", "int32", ("chains_size",)),
+        Parameter("segment_state", "float*", "float32", ("joints", "value_heads", "numbers")),
+        Parameter("segment_joined", "int*", "int32", ("joints", "value_heads")),
+        *(Parameter(name, "int", "int32") for name, _ in JOIN.scalars),
+    ]
+    launch = Launch("join_kernel", ("1", "1", "1"), 256, 0)
+    return build_emulated(LoweredKernel(text, text, tuple(parameters), (launch,)), "join")
+
+
+def make_tables(
     offsets: Tensor, tokens: int, chunk: int, like: Tables, cutting: Cutting = CUT_NOTHING, mode: Mode = Mode()
 ) -> dict[str, Tensor]:
     """The tables that the kernel makes, in buffers of the sizes in `like`; entries that it leaves are -7."""
@@ -43,7 +57,7 @@ def run(
     return dict(zip(TABLES.tensors[1:], buffers, strict=True))
 
 
-def check(made: dict[str, Tensor], expected: Tables) -> None:
+def check_tables(made: dict[str, Tensor], expected: Tables) -> None:
     """Every table of both; of the chains only those that are promised."""
     for name in MADE:
         wanted = getattr(expected, name)
