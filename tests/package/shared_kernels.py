@@ -13,6 +13,7 @@ from qla_ops.runtime.metadata import Tables
 from qla_ops.runtime.plan import CUT_NOTHING, Cutting
 from qlagen.verify.emulator import EmulatedKernel, Launch, LoweredKernel, Mode, Parameter, build_emulated
 
+EAGER = Mode()
 MADE = tuple(name for name in TABLES.tensors if name not in ("given", "sequence_segments"))
 """Tables that `Tables` has too."""
 
@@ -45,7 +46,7 @@ def join_kernel() -> EmulatedKernel:
 
 
 def make_tables(
-    offsets: Tensor, tokens: int, chunk: int, like: Tables, cutting: Cutting = CUT_NOTHING, mode: Mode = Mode()
+    offsets: Tensor, tokens: int, chunk: int, like: Tables, cutting: Cutting = CUT_NOTHING, mode: Mode = EAGER
 ) -> dict[str, Tensor]:
     """The tables that the kernel makes, in buffers of the sizes in `like`; entries that it leaves are -7."""
     sequences = len(offsets) - 1

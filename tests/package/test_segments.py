@@ -1,4 +1,4 @@
-"""Tables of segments: against a truth made sequence by sequence, and tables.cu in the emulator against the torch form."""
+"""Tables of segments: against a truth made sequence by sequence, and tables.cu in the emulator against torch."""
 
 from __future__ import annotations
 
