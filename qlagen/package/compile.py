@@ -38,6 +38,7 @@ class CompiledOperator:
     """For each schedule its kernel file."""
     portable: str
     """Text of the portable module."""
+    target: str
     obstacle: str = ""
     """Why kernels cannot run the operator; empty when they can."""
 
@@ -58,11 +59,11 @@ def compile_operator(
         if fault.code != UNSUPPORTED:
             raise
         portable = emit_portable(derivation)
-        return CompiledOperator(spec, derivation, plan_programs(derivation), (), (), portable, fault.message)
+        return CompiledOperator(spec, derivation, plan_programs(derivation), (), (), portable, target, fault.message)
     scheduled = schedule_plan(plan, target, schedules)
     progress(f"{spec.name}: emit")
     kernels = tuple(tuple(_emit(schedule, spec, target) for schedule in variants) for variants in scheduled)
-    return CompiledOperator(spec, derivation, plan, scheduled, kernels, emit_portable(derivation))
+    return CompiledOperator(spec, derivation, plan, scheduled, kernels, emit_portable(derivation), target)
 
 
 def schedule_plan(plan: Plan, target: str, schedules: ScheduleFile) -> tuple[tuple[Schedule, ...], ...]:

@@ -13,6 +13,7 @@ from qlagen.package.kernel_files import KernelFile
 from qlagen.package.render import library_digest
 from qlagen.program.ir import Plan, Tensor
 from qlagen.schedule.model import Schedule
+from qlagen.schedule.target import PlanCosts, Target, load_target
 from qlagen.spec.model import OpSpec
 
 TILELANG_VERSION = "0.1.15"
@@ -38,6 +39,7 @@ class KernelView:
     value_tile: int
     ctas_per_sm: int
     data_types: str
+    chunk_nanoseconds: int
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,13 @@ class LibraryView:
     example: OperatorView
     """The operator that the documentation shows: the first one with kernels, if there is any."""
     exports: tuple[str, ...]
+    gpu: str
+    costs: PlanCosts
 
 
 def view_operator(compiled: CompiledOperator) -> OperatorView:
     """The view of one operator's module."""
-    spec, plan = compiled.spec, compiled.plan
+    spec, plan, costs = compiled.spec, compiled.plan, load_target(compiled.target).plan
     arguments = view_arguments(spec)
     workspaces = () if compiled.obstacle else chunk_tensors(plan)
     normalised = [entry.name for entry in spec.inputs if is_normalised(entry)]
@@ -110,7 +114,7 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
         sizes=", ".join(f"{symbol} = {size}" for symbol, size in spec.dims),
         normalised=" and ".join(normalised) or "nothing (no input is a query or key)",
         programs=tuple(
-            ProgramView(variants[0].program.name, tuple(_view_kernel(spec, kernel) for kernel in kernels))
+            ProgramView(variants[0].program.name, tuple(_view_kernel(spec, kernel, costs) for kernel in kernels))
             for variants, kernels in zip(compiled.schedules, compiled.kernels, strict=True)
         ),
         segments=_view_segments(compiled.schedules),
@@ -122,14 +126,23 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
     )
 
 
-def view_library(operators: tuple[OperatorView, ...]) -> LibraryView:
-    """The view of the files that name all operators."""
+def view_library(operators: tuple[OperatorView, ...], target: Target) -> LibraryView:
+    """The view of the files that all operators share."""
     fixed = ["BadValueError", "BuildError", "Explanation", "ImplementationUnavailableError", "LoadError"]
     functions = [item.function for item in operators]
     functions += [f"{item.function}_fwd" for item in operators if not item.obstacle]
     exports = sorted([*fixed, *functions, "can_use", "explain", "warmup"])
     example = next((item for item in operators if not item.obstacle), operators[0])
-    return LibraryView(banner("operator specs"), __version__, TILELANG_VERSION, operators, example, tuple(exports))
+    return LibraryView(
+        banner=banner("operator specs"),
+        version=__version__,
+        tilelang_version=TILELANG_VERSION,
+        operators=operators,
+        example=example,
+        exports=tuple(exports),
+        gpu=target.gpu,
+        costs=target.plan,
+    )
 
 
 def banner(source: str) -> str:
@@ -144,7 +157,7 @@ def chunk_tensors(plan: Plan) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in stores if tensor.layout == "chunk")
 
 
-def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
+def _view_kernel(spec: OpSpec, kernel: KernelFile, costs: PlanCosts) -> KernelView:
     return KernelView(
         name=kernel.name,
         module=f"{spec.name}.{kernel.stem}",
@@ -155,6 +168,7 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
         value_tile=kernel.value_tile,
         ctas_per_sm=kernel.ctas_per_sm,
         data_types=_python(kernel.data_types),
+        chunk_nanoseconds=costs.chunk_nanoseconds(kernel.kind, kernel.value_tile),
     )
 
 

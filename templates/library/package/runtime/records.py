@@ -67,10 +67,13 @@ class Kernel:
     """(name, ``float32`` or ``int32``)."""
     dynamic: tuple[str, ...]
     """Dimensions that are known at run time only."""
-    kind: Literal["carried", "chunk_parallel", "segment"]
+    kind: Literal["carried", "segment", "chunk_parallel"]
+    """``carried`` walks the chunks of a sequence with a state; ``segment`` does so for the state alone."""
     value_tile: int
     ctas_per_sm: int
     data_types: tuple[str, ...]
+    chunk_nanoseconds: int = 0
+    """Modelled time that a CTA with a state takes for a chunk."""
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
