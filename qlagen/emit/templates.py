@@ -15,7 +15,14 @@ from qlagen.errors import QlagenError
 
 KERNEL = "kernel.py.jinja"
 OPERATIONS = ("operations.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
-OTHERS = ("comments.jinja", "fragments.jinja", "row_helpers.cuh.jinja", "blocks.cuh.jinja", "inverse.cuh.jinja")
+OTHERS = (
+    "comments.jinja",
+    "fragments.jinja",
+    "row_helpers.cuh.jinja",
+    "segment.cuh.jinja",
+    "blocks.cuh.jinja",
+    "inverse.cuh.jinja",
+)
 KERNEL_TEMPLATES = (KERNEL, *OPERATIONS, *OTHERS)
 
 
