@@ -181,9 +181,14 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     cut = any(isinstance(line, views.LoadTiles) and line.cut for line in lines)
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
     inverted = any(isinstance(line, views.Inverse) for line in lines)
     used |= {"block_products": inverted, "unit_lower_inverse": inverted}
     return tuple(name for name, wanted in used.items() if wanted)
+
+
+def _moves_matrices(line: views.Line) -> bool:
+    return isinstance(line, views.FetchMatrices) or (isinstance(line, views.Put) and line.matrices is not None)
 
 
 def _padding(context: Context) -> tuple[file_views.PaddedTensor, ...]:

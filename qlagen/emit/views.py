@@ -87,6 +87,28 @@ class Copy(Line):
 
 
 @dataclass(frozen=True)
+class Matrices:
+    """A tile in shared memory that one device function moves whole, 8 x 8 matrices at a time."""
+
+    function: str
+    address: str
+    extent: str
+    sizes: tuple[str, ...]
+    """What the function must know of the tile: rows, columns."""
+    warp: str
+
+
+@dataclass(frozen=True)
+class FetchMatrices(Line):
+    """A tile from shared memory to accumulator registers."""
+
+    macro = "fetch_matrices"
+    out: str
+    matrices: Matrices
+    comment: Comment
+
+
+@dataclass(frozen=True)
 class Turn(Line):
     """A register tile indexed the other way round."""
 
@@ -100,7 +122,8 @@ class Turn(Line):
 
 @dataclass(frozen=True)
 class Put(Line):
-    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way)."""
+    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way);
+    `matrices` when a device function does it."""
 
     macro = "put"
     rows: str
@@ -109,6 +132,7 @@ class Put(Line):
     via: str | None
     turned: bool
     out: str
+    matrices: Matrices | None
     comment: Comment
 
 
