@@ -30,7 +30,7 @@ def put_matrices(context: Context, role: Role, step: Step) -> views.Matrices | N
     if context.values[value].transposed_view:
         return _moved("store_turned", role, ring) if _is_turned_tile(role, ring) else None
     fits = _is_swizzled(ring) and ring.shape[0] == WARP_ROWS * role.warps
-    return _moved("store_tile", role, ring) if fits and _is_accumulator(role, value) else None
+    return _moved("store_tile", role, ring) if fits and is_accumulator(role, value) else None
 
 
 def _moved(function: str, role: Role, ring: Ring) -> views.Matrices:
@@ -53,10 +53,10 @@ def _is_turned_tile(role: Role, ring: Ring) -> bool:
     return _is_swizzled(ring) and ring.shape[0] % WARP_ROWS == 0 and ring.shape[1] == WARP_ROWS * role.warps
 
 
-def _is_accumulator(role: Role, value: str) -> bool:
+def is_accumulator(role: Role, value: str) -> bool:
     """Whether a register value is a product's result, or made of one entry by entry."""
     made = {i.step.writes: i.step for i in role.body if i.step is not None and i.step.writes is not None}
     step = made.get(value)
     if step is None:
         return False
-    return step.kind == "gemm" or (step.kind in ("map", "cast") and any(_is_accumulator(role, v) for v in step.reads))
+    return step.kind == "gemm" or (step.kind in ("map", "cast") and any(is_accumulator(role, v) for v in step.reads))

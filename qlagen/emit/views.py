@@ -62,6 +62,16 @@ class MapLoop:
 
 
 @dataclass(frozen=True)
+class Decay:
+    """A device function multiplies `matrix`, in accumulators, by the decay of the log gate `gate` and by `number`."""
+
+    matrix: str
+    gate: str
+    number: str
+    warp: str
+
+
+@dataclass(frozen=True)
 class Map(Line):
     """Elementwise loops over a [rows, columns] tile; `last` are numbers read once before them."""
 
@@ -73,6 +83,8 @@ class Map(Line):
     loops: tuple[MapLoop, ...]
     below: str | None
     """The warp's number when blocks above the diagonal are left out."""
+    decay: Decay | None
+    """Done before the loops."""
     comment: Comment
 
 
