@@ -16,7 +16,7 @@ from qlagen.errors import QlagenError
 KERNEL = "kernel.py.jinja"
 DEVICE = ("row_helpers", "matrices", "decay", "blocks", "inverse")
 """Templates of device functions."""
-OPERATIONS = ("operations.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
+OPERATIONS = ("operations.jinja", "elementwise.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
 OTHERS = ("comments.jinja", "fragments.jinja", *(f"{name}.cuh.jinja" for name in DEVICE))
 KERNEL_TEMPLATES = (KERNEL, *OPERATIONS, *OTHERS)
 

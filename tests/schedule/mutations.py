@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from qlagen.schedule.model import Barrier, Instruction, Role, Schedule
 
 WORK = ("step", "wait_groups", "load", "store")
-DROPPED = ("wait", "wait_groups", "fence", "arrive", "sync")
+DROPPED = ("wait", "wait_groups", "fence", "arrive", "sync", "take_turn", "pass_turn")
 DELAYED = ("wait", "wait_groups", "sync")
 
 

@@ -50,14 +50,14 @@ CASES = [
     (
         FORWARD,
         "drop wait_groups",
-        "state 4: wait_groups 0",
+        "state 6: wait_groups 0",
         "error[E-FLIGHT]: role state: Vn_right reads the result of k_S while it is in flight\n"
         "  hint: put wait_groups before the step",
     ),
     (
         FORWARD,
         "early arrival",
-        "state 21: arrive stage_free",
+        "state 23: arrive stage_free",
         "error[E-FLIGHT]: role state releases O_left through stage_free while O still reads it\n"
         "  hint: wait for the product's group before the arrival",
     ),
