@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-from qlagen.emit.context import SWIZZLE_COLUMNS, WARP, WARPGROUP, Context, end_thread, first_thread
-from qlagen.emit.lines import role_barrier, role_turn
+from qlagen.emit.context import SWIZZLE_COLUMNS, WARP, Context, end_thread, first_thread
+from qlagen.emit.lines import role_barrier
 from qlagen.emit.parameters import dynamic_dimensions, parameters, scalars
-from qlagen.schedule.model import Role, Schedule
+from qlagen.schedule.model import Schedule
 
 Entries = tuple[tuple[str, str], ...]
 
@@ -36,7 +36,6 @@ def candidate_constants(context: Context) -> Entries:
         ("VALUE_TILE", str(options.value_tile)),
         ("TILES", "VALUE_DIM // VALUE_TILE"),
         ("WARP", str(WARP)),
-        ("WARPGROUP", str(WARPGROUP)),
         *_thread_constants(schedule),
         ("THREADS", str(schedule.threads)),
         *_stage_constants(schedule),
@@ -45,7 +44,6 @@ def candidate_constants(context: Context) -> Entries:
     ]
     compute = [role for role in schedule.roles if role.kind == "compute"]
     entries += [(role_barrier(role), str(number)) for number, role in enumerate(compute, 1)]
-    entries += [(role_turn(role), str(number)) for number, role in zip(_first_turns(compute), compute, strict=True)]
     entries += [
         ("SWIZZLE_COLUMNS", str(SWIZZLE_COLUMNS)),
         ("BLOCK", "16"),
@@ -57,14 +55,6 @@ def candidate_constants(context: Context) -> Entries:
         ("FULL_ROW", "T.GemmWarpPolicy.FullRow"),
     ]
     return tuple(dict(entries).items())
-
-
-def _first_turns(compute: Sequence[Role]) -> Iterator[int]:
-    """Named barriers behind those of the roles, one per warpgroup."""
-    number = 1 + len(compute)
-    for role in compute:
-        yield number
-        number += role.warps * WARP // WARPGROUP
 
 
 def _thread_constants(schedule: Schedule) -> Entries:

@@ -17,8 +17,6 @@ HEADS = {"key": "key_heads", "value": "value_heads"}
 HEAD = {"key": "key_head", "value": "value_head"}
 STAGES = {"load": "LOAD_STAGES", "handover": "HANDOVER_STAGES", "output": "OUTPUT_STAGES", "inner": "INNER_STAGES"}
 WARP = 32
-WARPGROUP = 128
-"""Threads."""
 SWIZZLE_COLUMNS = 64
 """Columns of 16-bit values in one 128-byte swizzled row: a wider tile is several parts of that width."""
 

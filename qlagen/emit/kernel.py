@@ -9,7 +9,7 @@ from qlagen.emit import file_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import Entries, candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
-from qlagen.emit.lines import clear_lines, role_lines, turn_lines
+from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
@@ -106,7 +106,7 @@ def _increases(schedule: Schedule, registers: int | None) -> bool:
 def _compute_role(context: Context, role: Role) -> file_views.RoleView:
     loop = file_views.LoopView("0", "iterations", role_lines(context, role))
     before, after = _state_lines(context, role)
-    before = (*clear_lines(context, role), *before, *turn_lines(role))
+    before = (*clear_lines(context, role), *before)
     return file_views.RoleView(
         name=role.name,
         end=end_thread(role),

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from qlagen.emit import views
 from qlagen.emit.context import (
     STAGES,
-    WARP,
-    WARPGROUP,
     Context,
     end_thread,
     first_thread,
@@ -52,11 +50,6 @@ def _line(context: Context, role: Role, instruction: Instruction) -> views.Line:
             return views.Fence()
         case "sync":
             return views.Sync(role_barrier(role), role_threads(role))
-        case "take_turn":
-            return views.TakeTurn(f"{role_turn(role)} + {role_warpgroup(role)}", "2 * WARPGROUP")
-        case "pass_turn":
-            following = f"({role_warpgroup(role)} + 1) % {role.warps * WARP // WARPGROUP}"
-            return views.PassTurn(f"{role_turn(role)} + {following}", "2 * WARPGROUP")
         case "step" if instruction.step is not None:
             return _STEPS[instruction.step.kind](context, role, instruction.step)
     raise QlagenError("E-EMIT", f"role {role.name} cannot do {instruction.kind!r}: only movers load and store")
@@ -65,16 +58,6 @@ def _line(context: Context, role: Role, instruction: Instruction) -> views.Line:
 def role_barrier(role: Role) -> str:
     """The constant that numbers the named barrier of the role's threads."""
     return f"{role.name.upper()}_BARRIER"
-
-
-def role_turn(role: Role) -> str:
-    """The constant that numbers the named barrier of the role's first warpgroup's turn."""
-    return f"{role.name.upper()}_TURN"
-
-
-def role_warpgroup(role: Role) -> str:
-    """A warpgroup's number inside its role."""
-    return f"{role_thread(role)} // WARPGROUP"
 
 
 def role_thread(role: Role) -> str:
@@ -187,13 +170,6 @@ def clear_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """What a role's inverses need before the loop."""
     steps = (i.step for i in role.body if i.step is not None and i.step.kind == "inverse")
     return tuple(_clear(role, _operand(context, s.scratch), _operand(context, s.ring_out)) for s in steps)
-
-
-def turn_lines(role: Role) -> tuple[views.Line, ...]:
-    """What a role that takes turns needs before the loop."""
-    if not any(instruction.kind == "take_turn" for instruction in role.body):
-        return ()
-    return (views.PrepareTurns(f"{end_thread(role)} - WARPGROUP", role_turn(role), "2 * WARPGROUP"),)
 
 
 def _clear(role: Role, work: Ring, ring: Ring) -> views.Line:

@@ -331,33 +331,6 @@ class Fence(Line):
 
 
 @dataclass(frozen=True)
-class PrepareTurns(Line):
-    """The last warpgroup of a role, before the loop, opens the first one's turn."""
-
-    macro = "prepare_turns"
-    last: str
-    """The last warpgroup's first thread."""
-    barrier: str
-    threads: str
-
-
-@dataclass(frozen=True)
-class TakeTurn(Line):
-    """Waits until the warpgroup before has passed its turn."""
-
-    macro = "take_turn"
-    barrier: str
-    threads: str
-
-
-@dataclass(frozen=True)
-class PassTurn(Line):
-    macro = "pass_turn"
-    barrier: str
-    threads: str
-
-
-@dataclass(frozen=True)
 class Sync(Line):
     macro = "sync"
     barrier: str

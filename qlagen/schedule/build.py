@@ -21,7 +21,6 @@ from qlagen.schedule.state_role import STATE, lower_state, state_operations
 from qlagen.schedule.steps import RoleSteps
 from qlagen.schedule.synchronise import Skeleton, Synchronised, prune, synchronise
 from qlagen.schedule.target import Target
-from qlagen.schedule.turns import insert_turns
 
 AUXILIARY = "auxiliary"
 TILE = "tile"
@@ -59,7 +58,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
         options=options,
         dims=tuple((name, dims[name]) for name in ("C", "K", "V")),
         transposed=lowered.transposed,
-        roles=tuple(_with_turns(_with_syncs(role, skeleton), options) for role in synchronised.roles),
+        roles=tuple(_with_syncs(role, skeleton) for role in synchronised.roles),
         rings=rings,
         barriers=synchronised.barriers,
         fragments=tuple(f for role in lowered.roles for f in best[role.name].allocation.fragments),
@@ -165,10 +164,6 @@ def _threads(roles: Sequence[RoleSteps], movers: Sequence[MoverWarp], options: O
 
 def _with_syncs(role: Role, skeleton: Skeleton) -> Role:
     return replace(role, body=insert_syncs(role.name, role.body, skeleton.rings))
-
-
-def _with_turns(role: Role, options: Options) -> Role:
-    return insert_turns(role) if options.turns else role
 
 
 def _carried_operand(lowered: Lowered) -> str | None:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from qlagen.errors import QlagenError
 from qlagen.schedule.handover import check_handover
 from qlagen.schedule.model import Barrier, Instruction, Ring, Role, Schedule, Step
-from qlagen.schedule.protocol import check_protocol, iteration_counts
+from qlagen.schedule.protocol import check_protocol
 from qlagen.schedule.target import Target, load_target
-from qlagen.schedule.turns import check_turns
 
 
 def check_schedule(schedule: Schedule, target: Target | None = None) -> None:
@@ -29,7 +28,6 @@ def check_schedule(schedule: Schedule, target: Target | None = None) -> None:
         check_fences(schedule, role)
         check_handover(role.name, role.body, schedule.rings)
     check_protocol(schedule.roles, schedule.rings, schedule.barriers)
-    check_turns(schedule.roles, schedule.barriers, iteration_counts(schedule.rings))
 
 
 def check_shared_memory(schedule: Schedule, target: Target) -> None:

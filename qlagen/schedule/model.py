@@ -35,8 +35,6 @@ class Options:
     delays: tuple[tuple[str, int], ...] = ()
     """Pins: how many chain GEMMs an off-chain GEMM waits behind; empty lets the model choose. A key is the GEMM's
     name, or ``#1``, ``#2`` for the first, second off-chain GEMM in program order."""
-    turns: bool = False
-    """The warpgroups of a role take turns at issuing their longest burst of products."""
     mover_warps: int = 4
     """At most so many warps move data; more groups of rings than that share warps."""
 
@@ -120,11 +118,10 @@ class Instruction:
     """One line of a role's loop body.
 
     ``step``; ``wait_groups`` (wgmma groups left in flight); ``wait``/``arrive`` on a barrier; ``fence`` (generic to
-    async proxy); ``load``/``store`` of a ring by a mover; ``sync`` (a named barrier of the role's own threads);
-    ``take_turn``/``pass_turn`` (between them one warpgroup of the role is at a time, in their order).
+    async proxy); ``load``/``store`` of a ring by a mover; ``sync`` (a named barrier of the role's own threads).
     """
 
-    kind: Literal["step", "wait_groups", "wait", "arrive", "fence", "load", "store", "sync", "take_turn", "pass_turn"]
+    kind: Literal["step", "wait_groups", "wait", "arrive", "fence", "load", "store", "sync"]
     step: Step | None = None
     groups: int = 0
     barrier: str | None = None

@@ -112,7 +112,7 @@ def _tables(top: Table, key: str) -> list[Table]:
 
 def _read_carried(table: Table, target: str) -> Options:
     required = ("name", "value_tile", "stages", "ahead", "output_stages", "registers")
-    table.check_keys(required, ("ctas_per_sm", "delays", "turns"))
+    table.check_keys(required, ("ctas_per_sm", "delays"))
     delays = table.integers("delays", 0, 64) if "delays" in table.values else ()
     return Options(
         name=_name(table),
@@ -123,7 +123,6 @@ def _read_carried(table: Table, target: str) -> Options:
         registers=_registers(table, target, _CARRIED_REGISTERS),
         ctas_per_sm=table.integer("ctas_per_sm", 1, 8) if "ctas_per_sm" in table.values else 1,
         delays=tuple((f"#{number}", delay) for number, delay in enumerate(delays, 1)),
-        turns=table.boolean("turns") if "turns" in table.values else False,
     )
 
 

@@ -98,15 +98,7 @@ def _instruction(instruction: Instruction) -> str:
         return f"arrive at {instruction.barrier}"
     if instruction.kind in ("load", "store"):
         return f"{instruction.kind:<8} [{instruction.ring}]"
-    return _OTHERS[instruction.kind]
-
-
-_OTHERS = {
-    "fence": "fence for the async proxy",
-    "sync": "named barrier",
-    "take_turn": "wait for the warpgroup's turn",
-    "pass_turn": "pass the turn to the next warpgroup",
-}
+    return {"fence": "fence for the async proxy", "sync": "named barrier"}[instruction.kind]
 
 
 def _candidates(schedule: Schedule) -> Iterator[str]:

@@ -77,12 +77,6 @@ class Table:
             raise self.bad_value(key, f"{value!r} is not one of {', '.join(allowed)}", did_you_mean(value, allowed))
         return value
 
-    def boolean(self, key: str) -> bool:
-        value = self.values[key]
-        if not isinstance(value, bool):
-            raise self._wrong_type(key, value, "true or false")
-        return value
-
     def integer(self, key: str, low: int, high: int) -> int:
         return self._integer(key, self.values[key], low, high)
 

@@ -82,13 +82,13 @@ def test_every_operation_names_its_stage(kernel: tuple[str, str, str]) -> None:
 def test_instructions_are_spelled_one_for_one(kernel: tuple[str, str, str]) -> None:
     schedule, text = schedule_of(kernel), emitted(*kernel)
     body = [i for role in schedule.roles for i in role.body]
-    count = {kind: sum(i.kind == kind for i in body) for kind in ("wait_groups", "sync", "fence", "take_turn")}
+    count = {kind: sum(i.kind == kind for i in body) for kind in ("wait_groups", "sync", "fence")}
     gemms = sum(i.step is not None and i.step.kind == "gemm" for i in body)
     inverses = sum(i.step is not None and i.step.kind == "inverse" for i in body)
     cut = len(re.findall(r"^\s+\w+_landed = ", text, re.MULTILINE))
     assert len(re.findall(r"T\.wgmma_gemm\(", text)) == gemms
     assert len(re.findall(r"T\.wait_wgmma\(", text)) == count["wait_groups"]
-    assert len(re.findall(r"T\.sync_threads\(", text)) == count["sync"] + count["take_turn"] + 3 * inverses
+    assert len(re.findall(r"T\.sync_threads\(", text)) == count["sync"] + 3 * inverses
     assert len(re.findall(r"T\.fence_proxy_async\(", text)) == count["fence"] + cut
 
 

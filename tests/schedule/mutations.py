@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from qlagen.schedule.model import Barrier, Instruction, Role, Schedule
 
 WORK = ("step", "wait_groups", "load", "store")
-DROPPED = ("wait", "wait_groups", "fence", "arrive", "sync", "take_turn", "pass_turn")
+DROPPED = ("wait", "wait_groups", "fence", "arrive", "sync")
 DELAYED = ("wait", "wait_groups", "sync")
 
 

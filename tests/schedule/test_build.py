@@ -11,7 +11,6 @@ import pytest
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Elementwise, Gemm, Inverse, Program, Ref, Store, Tensor
 from qlagen.schedule.checks import check_schedule
-from qlagen.schedule.model import Schedule
 from qlagen.schedule.show import show_schedule
 from qlagen.schedule.variants import build_schedules
 from tests.program.examples import DIMS, mul
@@ -37,17 +36,14 @@ def test_gated_forward_has_the_order_of_the_measured_kernel() -> None:
     expected = """?q_k_ready k_S* ?v_a_ready v_f ?O_left_ready ?beta_ready wait(0) Vn_right Vn* q_S* S1_base wait(1)
         S1_right S1* Vn_b wait(1) O_base O* wait(1) S_b_next wait(0) !stage_free ?o_free store_o fence !o_ready"""
     for variant in ("v128", "v64"):
-        assert without_turns(kernel("gated_delta_rule", "forward", variant)) == expected.split()
+        assert order(kernel("gated_delta_rule", "forward", variant), "state") == expected.split()
 
 
 def test_forward_without_a_solve_has_one_product_on_its_chain() -> None:
     expected = """?q_k_ready q_S* ?v_ready v_f ?O_left_ready S1_base S1_right S1* v_b wait(1) O_base O* wait(1)
         S_b_next wait(0) !stage_free ?o_free store_o fence !o_ready"""
-    assert without_turns(kernel("simple_gla", "forward", "v128")) == expected.split()
+    assert order(kernel("simple_gla", "forward", "v128"), "state") == expected.split()
 
-
-def without_turns(schedule: Schedule) -> list[str]:
-    return [line for line in order(schedule, "state") if not line.endswith("_turn")]
 
 
 @pytest.mark.parametrize("key", FORWARDS, ids="-".join)

@@ -57,7 +57,7 @@ CASES = [
     (
         FORWARD,
         "early arrival",
-        "state 23: arrive stage_free",
+        "state 21: arrive stage_free",
         "error[E-FLIGHT]: role state releases O_left through stage_free while O still reads it\n"
         "  hint: wait for the product's group before the arrival",
     ),
