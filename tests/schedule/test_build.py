@@ -45,7 +45,6 @@ def test_forward_without_a_solve_has_one_product_on_its_chain() -> None:
     assert order(kernel("simple_gla", "forward", "v128"), "state") == expected.split()
 
 
-
 @pytest.mark.parametrize("key", FORWARDS, ids="-".join)
 def test_state_is_held_transposed_and_products_read_it_from_registers(key: tuple[str, str, str]) -> None:
     schedule = kernel(*key)
