@@ -139,9 +139,15 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     bounded = context.segment is not None and context.segment.bound is not None
     used = {WARM_UP: bounded, "zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
+    used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
     inverted = any(isinstance(line, views.Inverse) for line in lines)
     used |= {"block_products": inverted, "unit_lower_inverse": inverted}
     return tuple(name for name, wanted in used.items() if wanted)
+
+
+def _moves_matrices(line: views.Line) -> bool:
+    return isinstance(line, views.FetchMatrices) or (isinstance(line, views.Put) and line.matrices is not None)
 
 
 def _padding(context: Context) -> tuple[file_views.PaddedTensor, ...]:

@@ -25,6 +25,9 @@ MUTANTS = {
     "forward: one arrival too few expected": ("forward_v64.py", "T.alloc_barrier([4] *", "T.alloc_barrier([3] *", 1),
     "forward: the mask of the scores dropped": ("forward_v64.py", "row >= column", "row >= 0", 1),
     "forward: a fence dropped": ("forward_v64.py", "T.fence_proxy_async()", "pass", 1),
+    "forward: the decay's diagonal kept whole": ("forward_v64.py", "row > column", "row >= 0", 1),
+    "forward: V as it lies": ("forward_v64.py", "ptx_ldmatrix_x4_trans", "ptx_ldmatrix_x4", 1),
+    "forward: O as it lies": ("forward_v64.py", "ptx_stmatrix_x4_trans", "ptx_stmatrix_x4", 1),
     "prepare: blocks on the diagonal left out": ("prepare_tile.py", "part <= warp", "part < warp", 1),
     "prepare: the factor on the columns": (
         "prepare_tile.py",
