@@ -138,7 +138,7 @@ def test_prepare_hands_over_inside_its_role() -> None:
     assert order(schedule, "tile") == expected.split()
     rings = {ring.name: ring for ring in schedule.rings}
     assert (rings["A_blocks"].stage_class, rings["A_blocks"].dims) == ("inner", ())
-    assert rings["A_blocks"].bytes == 11 * 1024
+    assert rings["A_blocks"].bytes == 7 * 1024
     assert rings["G"].consumers == ("tile", "store_G_a")
     assert schedule.carried_operand is None
     assert schedule.threads == 128 + 2 * 32
