@@ -38,7 +38,7 @@ def run_command(options: argparse.Namespace) -> int:
         if part not in PARTS:
             raise QlagenError("E-BENCH-CASE", f"{part!r} is no part of the benchmark", notes=[f"parts: {PARTS}"])
     directions = [part for part in DIRECTIONS if part in options.parts]
-    cases = plan(directions, options.heads, options.sequences, options.gates)
+    cases = plan(directions, options.heads, options.sequences, options.gates, options.operators)
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0

@@ -18,6 +18,7 @@ from qlagen.emit.context import (
     stage_head,
 )
 from qlagen.emit.maps import comment_of, map_view, vector_view
+from qlagen.emit.matrices import fetched_matrices, put_matrices
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Instruction, Ring, Role, Step
 
@@ -110,7 +111,11 @@ def _gemm(context: Context, role: Role, step: Step) -> views.Line:
 
 
 def _fetch(context: Context, role: Role, step: Step) -> views.Line:
-    return views.Copy(slot(_operand(context, step.rings[0])), context.fragment(_written(step)), comment_of(step))
+    ring, out = _operand(context, step.rings[0]), context.fragment(_written(step))
+    matrices = fetched_matrices(context, role, step)
+    if matrices is not None:
+        return views.FetchMatrices(out, matrices, comment_of(step))
+    return views.Copy(slot(ring), out, comment_of(step))
 
 
 def _cast(context: Context, role: Role, step: Step) -> views.Line:
@@ -126,13 +131,21 @@ def _turn(context: Context, role: Role, step: Step) -> views.Line:
 def _put(context: Context, role: Role, step: Step) -> views.Line:
     source = step.reads[0]
     ring = _operand(context, step.ring_out)
+    matrices = put_matrices(context, role, step)
     if step.writes is None:
-        return views.Put("", "", context.fragment(source), None, False, slot(ring), comment_of(step))
+        return views.Put("", "", context.fragment(source), None, False, slot(ring), matrices, comment_of(step))
     via = context.values[step.writes]
     rows, columns = context.extents(source)
     turned = via.transposed_view != context.values[source].transposed_view
     return views.Put(
-        rows, columns, context.fragment(source), context.fragment(via.name), turned, slot(ring), comment_of(step)
+        rows=rows,
+        columns=columns,
+        source=context.fragment(source),
+        via=context.fragment(via.name),
+        turned=turned,
+        out=slot(ring),
+        matrices=matrices,
+        comment=comment_of(step),
     )
 
 

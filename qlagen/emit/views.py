@@ -62,6 +62,16 @@ class MapLoop:
 
 
 @dataclass(frozen=True)
+class Decay:
+    """A device function multiplies `matrix`, in accumulators, by the decay of the log gate `gate` and by `number`."""
+
+    matrix: str
+    gate: str
+    number: str
+    warp: str
+
+
+@dataclass(frozen=True)
 class Map(Line):
     """Elementwise loops over a [rows, columns] tile; `last` are numbers read once before them."""
 
@@ -73,6 +83,8 @@ class Map(Line):
     loops: tuple[MapLoop, ...]
     below: str | None
     """The warp's number when blocks above the diagonal are left out."""
+    decay: Decay | None
+    """Done before the loops."""
     comment: Comment
 
 
@@ -83,6 +95,28 @@ class Copy(Line):
     macro = "copy"
     source: str
     out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A tile in shared memory that one device function moves whole, 8 x 8 matrices at a time."""
+
+    function: str
+    address: str
+    extent: str
+    sizes: tuple[str, ...]
+    """What the function must know of the tile: rows, columns."""
+    warp: str
+
+
+@dataclass(frozen=True)
+class FetchMatrices(Line):
+    """A tile from shared memory to accumulator registers."""
+
+    macro = "fetch_matrices"
+    out: str
+    matrices: Matrices
     comment: Comment
 
 
@@ -100,7 +134,8 @@ class Turn(Line):
 
 @dataclass(frozen=True)
 class Put(Line):
-    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way)."""
+    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way);
+    `matrices` when a device function does it."""
 
     macro = "put"
     rows: str
@@ -109,6 +144,7 @@ class Put(Line):
     via: str | None
     turned: bool
     out: str
+    matrices: Matrices | None
     comment: Comment
 
 
@@ -291,14 +327,23 @@ class StoreVector(Line):
 
 
 @dataclass(frozen=True)
+class StateSource:
+    """An entry of the carried value in global memory or in numbers, and when it starts from there."""
+
+    condition: str
+    value: tuple[str, ...]
+    """In one or more lines."""
+
+
+@dataclass(frozen=True)
 class LoadState(Line):
-    """The carried value from global memory or zero, and its 16-bit form."""
+    """The carried value from the first source whose condition holds, or zero; and its 16-bit form."""
 
     macro = "load_state"
     out: str
     rows: str
     columns: str
-    offset: str
+    sources: tuple[StateSource, ...]
     operand: str | None
 
 
@@ -308,7 +353,9 @@ class StoreState(Line):
     source: str
     rows: str
     columns: str
-    offset: str
+    condition: str
+    out: tuple[str, ...]
+    """In one or more lines."""
 
 
 @dataclass(frozen=True)

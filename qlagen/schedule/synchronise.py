@@ -183,7 +183,7 @@ class _ComputeBody:
             if line.step is None:
                 body.append(Instruction("wait_groups", groups=line.groups))
             else:
-                body += self._waits(line.step)
+                _insert_waits(body, self._waits(line.step))
                 body.append(Instruction("step", step=line.step))
                 body += self._announcements(line.step, position)
             body += [Instruction("arrive", barrier=b) for b, last in self.released.items() if last == position]
@@ -231,6 +231,16 @@ class _ComputeBody:
             return []
         fence = [Instruction("fence")] if name in self.unfenced else []
         return [*fence, Instruction("arrive", barrier=name)]
+
+
+def _insert_waits(body: list[Instruction], waits: Sequence[Instruction]) -> None:
+    """Append waits; those for a fill before the wait for products right in front, if any: both are due, and products
+    take longer. A wait for a release stays behind, where the role has released all that it is done with."""
+    place = len(body)
+    while place and body[place - 1].kind == "wait_groups":
+        place -= 1
+    body[place:place] = [wait for wait in waits if wait.side == "consumer"]
+    body += [wait for wait in waits if wait.side == "producer"]
 
 
 # ---- barriers

@@ -28,12 +28,12 @@ def test_text(key: tuple[str, str, str], golden: Callable[[Path, str], None]) ->
 
 @pytest.mark.parametrize("key", KERNELS, ids="-".join)
 def test_building_twice_gives_the_same(key: tuple[str, str, str]) -> None:
-    assert build(program(*key[:2]), key[2]) == kernel(*key)
+    assert kernel.__wrapped__(*key) == kernel(*key)
 
 
 def test_gated_forward_has_the_order_of_the_measured_kernel() -> None:
     """Recall in flight under V's fetch; new values and read-out together; the state's update before the output's."""
-    expected = """?q_k_ready k_S* ?v_a_ready v_f wait(0) ?O_left_ready ?beta_ready Vn_right Vn* q_S* S1_base wait(1)
+    expected = """?q_k_ready k_S* ?v_a_ready v_f ?O_left_ready ?beta_ready wait(0) Vn_right Vn* q_S* S1_base wait(1)
         S1_right S1* Vn_b wait(1) O_base O* wait(1) S_b_next wait(0) !stage_free ?o_free store_o fence !o_ready"""
     for variant in ("v128", "v64"):
         assert order(kernel("gated_delta_rule", "forward", variant), "state") == expected.split()
