@@ -58,15 +58,18 @@ class Ours(Implementation):
 
         return call
 
-    def _run(self, i: Inputs) -> Any:
-        return self.operator(
-            *(i.q, i.k, i.v, i.g, i.beta),
-            scale=i.scale,
-            initial_state=i.initial_state,
-            output_final_state=True,
-            cu_seqlens=i.cu_seqlens,
-            **self.settings,
-        )
+    def _run(self, inputs: Inputs) -> Any:
+        arguments, options = self._arguments(inputs)
+        return self.operator(*arguments, **options)
+
+    def _arguments(self, i: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True}
+        return (i.q, i.k, i.v, i.g, i.beta), {**options, "cu_seqlens": i.cu_seqlens, **self.settings}
+
+    def kernels(self, inputs: Inputs) -> list[str]:
+        """Names of the kernels that a call would launch."""
+        arguments, options = self._arguments(inputs)
+        return [launch.kernel for launch in self.library.explain(self.operator, *arguments, **options).launches]
 
     def backward(self, inputs: Inputs) -> Call:
         """Through autograd, as a user gets it."""
