@@ -6,6 +6,7 @@ common is built once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,7 +47,7 @@ class Builder(Protocol):
 
 
 class LibraryBuilder:
-    """Builds in processes: ``qlagen build`` for the sources, then ``python -m qla_ops build`` for the kernels."""
+    """Builds in processes: `qlagen.tune.generate` for the sources, then ``python -m qla_ops build`` for the kernels."""
 
     def __init__(self, spec: Path, operator: str, target: str, work: Path, processes: int) -> None:
         """`work` takes everything; `operator` is the spec's name."""
@@ -72,7 +73,8 @@ class LibraryBuilder:
             self.closed = True
             for process in self.running:
                 # Each leads a process group of its own: its compilers end with it.
-                os.killpg(process.pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
         self.pool.shutdown(cancel_futures=True)
 
     def _build(self, text: str, kernels: tuple[str, ...]) -> Built:
@@ -81,8 +83,8 @@ class LibraryBuilder:
         source = library / "src"
         schedules.mkdir(parents=True, exist_ok=True)
         (schedules / f"{self.target}.toml").write_text(text, encoding="utf-8")
-        generate = ("qlagen", "build", str(self.spec), "--target", self.target)
-        status, said = self._run((*generate, "--schedules", str(schedules), "--output", str(library)), {})
+        generate = ("qlagen.tune.generate", str(self.spec), self.target, str(schedules), str(library))
+        status, said = self._run(generate, {})
         if status:
             return Built(source, _last(said))
         environment = {CACHE_VARIABLE: str(self.cache), "PYTHONPATH": import_path(source)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,14 +76,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Checker:
-    """Checks the candidates of one entry, in several processes when there are many."""
+    """Checks the candidates of entries of one schedule file."""
 
     spec: Path
     text: str
     """Of the schedule file."""
     file: str
     target: str
-    processes: int = 1
+    pool: Executor | None = None
+    """Processes to check many in; None checks them here."""
 
     def explore(self, entry: Entry, dims: Mapping[str, int]) -> Explored:
         """All candidates of an entry. What the file cannot express is left out, alone and together with others."""
@@ -107,9 +107,8 @@ class Checker:
         kernels = tuple((schedule.program.name, schedule.options.value_tile) for schedule in entry.schedules)
         place = (self.spec, self.text, self.file, self.target, entry.part, entry.index, kernels)
         jobs = [Job(*place, candidate) for candidate in found]
-        if self.processes > 1 and len(jobs) > 2 * _CHUNK:
-            with ProcessPoolExecutor(self.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-                return tuple(pool.map(check, jobs, chunksize=_CHUNK))
+        if self.pool is not None and len(jobs) > 2 * _CHUNK:
+            return tuple(self.pool.map(check, jobs, chunksize=_CHUNK))
         return tuple(map(check, jobs))
 
 

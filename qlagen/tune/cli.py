@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +43,7 @@ _FUNCTION_PREFIX = "chunk_"
 
 def run(options: argparse.Namespace) -> int:
     """0, whether entries were replaced or not; raises QlagenError for a fault of the user's."""
+    begun = time.monotonic()
     job = read_job(options)
     gpu = "" if options.dry_run else _gpu()
     explored = job.explore(options)
@@ -62,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         }
     )
     with _work_folder(options.work) as work:
-        _search(job, options, explored, work, records, f"{gpu}, {date}")
+        _search(job, options, explored, work, records, f"{gpu}, {date}", begun)
     _say(f"what became of each candidate is in {path}")
     return 0
 
@@ -84,8 +88,10 @@ class TuneJob:
         plan = build_plan(derive_cached(self.spec))
         scheduled = schedule_plan(plan, schedules.target, schedules)
         entries = find_entries(self.text, schedules, scheduled, options.part, options.variant)
-        checker = Checker(self.spec_path, self.text, str(self.file), schedules.target, options.processes)
-        return [checker.explore(entry, dict(plan.dims)) for entry in entries]
+        # Fresh interpreters: forking a process that has threads is unsafe.
+        with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            checker = Checker(self.spec_path, self.text, str(self.file), schedules.target, pool)
+            return [checker.explore(entry, dict(plan.dims)) for entry in entries]
 
     def objection(self, text: str) -> str:
         """What other operators, whose specs lie beside this one, would lose with another text."""
@@ -157,6 +163,7 @@ def _search(
     work: Path,
     records: RecordFile,
     where: str,
+    begun: float,
 ) -> None:
     target = parse_options(job.text, str(job.file)).target
     builder = LibraryBuilder(job.spec_path, job.spec.name, target, work, options.processes)
@@ -168,8 +175,9 @@ def _search(
 
     measurer = ProcessMeasurer(start, job.cases)
     tools = Tools(builder, measurer, records.add, job.objection, _say, ahead=options.processes)
+    search = Search(tools, job.text, str(job.file), begun + options.budget)
     try:
-        Search(tools, job.text, str(job.file), options.budget).run(explored, lambda winner: job.write(winner, where))
+        search.run(explored, lambda winner: job.write(winner, where))
     finally:
         measurer.close()
         builder.close()

@@ -71,8 +71,11 @@ class Measurer(Protocol):
         """This library comes next: a chance to start its process."""
         ...
 
-    def compare(self, source: Path, rows: Sequence[str], rounds: int) -> Comparison:
-        """Judges and times a library in some rows. Raises RefusedError."""
+    def compare(self, source: Path, rows: Sequence[str], rounds: int, give_up: float = math.inf) -> Comparison:
+        """Judges and times a library in some rows; stops after a row when the ratio is above `give_up` so far.
+
+        Raises RefusedError.
+        """
         ...
 
     def close(self) -> None: ...
@@ -105,15 +108,20 @@ class ProcessMeasurer:
         if source not in self.waiting:
             self.waiting[source] = self.start(source)
 
-    def compare(self, source: Path, rows: Sequence[str], rounds: int) -> Comparison:
+    def compare(self, source: Path, rows: Sequence[str], rounds: int, give_up: float = math.inf) -> Comparison:
         for label in rows:
             self._open_current(label)
         self.expect(source)
         worker = self.waiting.pop(source)
+        found: dict[str, RowTimes] = {}
         try:
-            return Comparison({label: self._row(worker, label, rounds) for label in rows})
+            for label in rows:
+                found[label] = self._row(worker, label, rounds)
+                if Comparison(found).ratio > give_up:
+                    break
         finally:
             worker.close()
+        return Comparison(found)
 
     def close(self) -> None:
         self._end_current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,6 +24,8 @@ LEAST_GAIN = 0.002
 """No entry is replaced for less."""
 FIRST_SECONDS = 15.0
 """What a measurement may take before one is known."""
+GIVE_UP = 1.04
+"""A candidate that is slower by this in the rows so far need not run the others."""
 _FAILED = 1.5
 """What a change that did not work counts for where it stands beside others."""
 
@@ -77,13 +80,14 @@ class Queue:
 
 @dataclass
 class Search:
-    """A search over the entries of one schedule file within a budget of seconds."""
+    """A search over the entries of one schedule file."""
 
     tools: Tools
     text: str
     """Of the schedule file."""
     file: str
-    budget: float
+    deadline: float
+    """By the clock of `tools`."""
     slow: float = FIRST_SECONDS
     """What the next measurement may take."""
     measured: dict[Candidate, tuple[Path, Comparison]] = field(default_factory=dict)
@@ -94,22 +98,21 @@ class Search:
 
         Raises E-TUNE-BASE and E-TUNE-GPU.
         """
-        deadline = self.tools.clock() + self.budget
         base = self.tools.builder.submit(self.text)
         for item in entries[0].kept[: self.tools.ahead]:
             # They will be first: the cores that the base leaves idle can start with them.
             self._submit(entries[0].entry, item.candidate)
-        built = self._wait_for_base(base, deadline)
+        built = self._wait_for_base(base)
         launches = self.tools.measurer.kernels(built.source)
         for number, explored in enumerate(entries):
-            left = deadline - self.tools.clock()
+            left = self.deadline - self.tools.clock()
             until = self.tools.clock() + left / (len(entries) - number)
             self._search(explored, launches, until, found)
 
-    def _wait_for_base(self, base: Future[Built], deadline: float) -> Built:
+    def _wait_for_base(self, base: Future[Built]) -> Built:
         self.tools.say("building the library as it is")
         try:
-            built = base.result(timeout=max(0.0, deadline - self.tools.clock()))
+            built = base.result(timeout=max(0.0, self.deadline - self.tools.clock()))
         except TimeoutError:
             hints = ["give a larger --budget, or keep built kernels with --work"]
             raise QlagenError(
@@ -173,7 +176,7 @@ class Search:
             self.tools.say(f"  {item.candidate}: {built.reason}")
             return _FAILED
         try:
-            comparison = self._compare(built.source, rows, ROUNDS)
+            comparison = self._compare(built.source, rows, ROUNDS, GIVE_UP)
         except RefusedError as fault:
             self._record(entry, item, "rejected", reason=str(fault))
             self.tools.say(f"  {item.candidate}: {fault}")
@@ -183,9 +186,9 @@ class Search:
         self.tools.say(f"  {item.candidate}: {comparison.ratio:.4f} of the time, +- {comparison.noise:.4f}")
         return comparison.ratio
 
-    def _compare(self, source: Path, rows: Sequence[str], rounds: int) -> Comparison:
+    def _compare(self, source: Path, rows: Sequence[str], rounds: int, give_up: float = math.inf) -> Comparison:
         begun = self.tools.clock()
-        comparison = self.tools.measurer.compare(source, rows, rounds)
+        comparison = self.tools.measurer.compare(source, rows, rounds, give_up)
         self.slow = max(self.tools.clock() - begun, 0.8 * self.slow)
         return comparison
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class FakeMeasurer:
     def expect(self, source: Path) -> None:
         self.expected.append(source)
 
-    def compare(self, source: Path, rows: Sequence[str], rounds: int) -> Comparison:
+    def compare(self, source: Path, rows: Sequence[str], rounds: int, give_up: float = math.inf) -> Comparison:
         settings = settings_of(self.builder.texts[int(source.name)])
         self.clock.now += self.takes
         if fault := self.fault(settings):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from qlagen.tune.candidates import (
 )
 from qlagen.tune.check import Checked, Checker, lost_variants, rank
 from qlagen.tune.edit import edit_entry
-from tests.tune.test_search import FILE, ROOT, SPEC, TEXT, explore
+from tests.tune.entries import FILE, ROOT, SPEC, TEXT, explore
 
 PLAN = build_plan(derive_cached(load_spec(SPEC)))
 DIMS = dict(PLAN.dims)
@@ -153,7 +155,8 @@ def test_processes_agree() -> None:
     (tile,) = entries(parts=("chunk_parallel",))
     found = simple_candidates(tile, make_axes(tile, DIMS, TARGET)) * 2
     alone = Checker(SPEC, TEXT, FILE, "sm_90a").check(tile, found)
-    assert Checker(SPEC, TEXT, FILE, "sm_90a", 2).check(tile, found) == alone
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert Checker(SPEC, TEXT, FILE, "sm_90a", pool).check(tile, found) == alone
 
 
 def test_what_other_operators_would_lose() -> None:

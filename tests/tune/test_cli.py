@@ -15,9 +15,9 @@ from qlagen.bench.cases import make_case
 from qlagen.cli.main import main
 from qlagen.cli.parser import make_parser
 from qlagen.tune import cli
+from tests.tune.entries import ROOT, SPEC, TEXT
 from tests.tune.fakes import FakeBuilder, FakeClock, FakeMeasurer, Settings
 from tests.tune.test_edit import changed_lines
-from tests.tune.test_search import ROOT, SPEC, TEXT
 
 
 @pytest.fixture

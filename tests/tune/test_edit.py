@@ -9,7 +9,7 @@ import pytest
 from qlagen.errors import QlagenError
 from qlagen.schedule.options import parse_options
 from qlagen.tune.edit import Value, comment_lines, edit_entry, format_value
-from tests.tune.test_search import TEXT
+from tests.tune.entries import TEXT
 
 COMMENT = comment_lines("NVIDIA H200, 2026-11-30, before: stages = 3. Milliseconds of a call:", ["16:64/4x8192 2 -> 1"])
 

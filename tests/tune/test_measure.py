@@ -110,6 +110,13 @@ def test_two_libraries_take_turns(tmp_path: Path) -> None:
     assert all(worker.closed for worker in farm.workers)
 
 
+def test_a_slow_library_need_not_run_all_rows(tmp_path: Path) -> None:
+    farm = Farm(base=2.0, new=2.2)
+    found = measurer(farm, tmp_path)
+    assert list(found.compare(tmp_path / "new", ROWS, 1, 1.05).rows) == ROWS[:1]
+    assert list(found.compare(tmp_path / "new", ROWS, 1, 1.2).rows) == ROWS
+
+
 def test_a_process_may_be_started_ahead(tmp_path: Path) -> None:
     farm = Farm(base=2.0, new=1.5, next=1.0)
     found = measurer(farm, tmp_path)

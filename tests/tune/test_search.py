@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qlagen.algebra.cache import derive_cached
 from qlagen.errors import QlagenError
-from qlagen.package.compile import schedule_plan
-from qlagen.program.plan import build_plan
-from qlagen.schedule.options import parse_options
-from qlagen.spec.load import load_spec
-from qlagen.tune.candidates import Candidate, find_entries
-from qlagen.tune.check import Checker, Explored
+from qlagen.tune.candidates import Candidate
+from qlagen.tune.check import Explored
 from qlagen.tune.search import FINAL_ROUNDS, ROUNDS, Search, Tools, Winner
+from tests.tune.entries import FILE, TEXT, explore
 from tests.tune.fakes import FakeBuilder, FakeClock, FakeMeasurer, Settings
 
-ROOT = Path(__file__).parents[2]
-SPEC = ROOT / "specs" / "gated_delta_rule.toml"
-TEXT = (Path(__file__).parent / "sm_90a.toml").read_text(encoding="utf-8")
-"""A schedule file of the tests' own: that of specs/ changes with every search."""
-FILE = "sm_90a.toml"
 TILE = "chunk_parallel 0"
-
-
-def explore(part: str, text: str = TEXT) -> list[Explored]:
-    file = parse_options(text, FILE)
-    plan = build_plan(derive_cached(load_spec(SPEC)))
-    entries = find_entries(text, file, schedule_plan(plan, file.target, file), [part])
-    return [Checker(SPEC, text, FILE, file.target).explore(entry, dict(plan.dims)) for entry in entries[:1]]
 
 
 @pytest.fixture(scope="module")
