@@ -203,8 +203,7 @@ class Search:
             comparison = self.measured[candidate][1]
             needed = max(comparison.noise, LEAST_GAIN)
             if 1 - comparison.ratio <= needed:
-                gain, spread = 100 * (1 - comparison.ratio), 100 * needed
-                reason = reason or f"the best, {candidate}, gains {gain:.2f} percent; the spread is {spread:.2f}"
+                reason = reason or _too_little(candidate, comparison.ratio, needed)
             elif objection := self.tools.objection(self._edited(entry, candidate)):
                 reason = reason or f"{candidate}: {objection}"
             else:
@@ -253,6 +252,12 @@ class Search:
         record |= {"reason": reason} if reason else {}
         record |= {"clocks": item.clocks, "shared_bytes": item.shared_bytes} if item.clocks else {}
         self.tools.record(record | (_measurement(comparison) if comparison else {}))
+
+
+def _too_little(candidate: Candidate, ratio: float, needed: float) -> str:
+    if ratio >= 1:
+        return f"the best, {candidate}, takes {100 * (ratio - 1):.2f} percent more time"
+    return f"the best, {candidate}, gains {100 * (1 - ratio):.2f} percent; the spread is {100 * needed:.2f}"
 
 
 def _measurement(comparison: Comparison) -> dict[str, Any]:

@@ -118,6 +118,13 @@ def test_a_gain_within_the_spread_changes_nothing(tile: list[Explored]) -> None:
     assert found.verdict["reason"] == "the best, stages = 2, gains 0.50 percent; the spread is 0.60"
 
 
+def test_slower_candidates_change_nothing(tile: list[Explored]) -> None:
+    found = run(tile, ratio=lambda settings: 1.03 if settings[TILE].stages == 2 else 1.05)
+    assert found.winners == []
+    assert found.verdict["reason"].endswith("takes 3.00 percent more time")
+    assert found.outcomes("measured again") == []
+
+
 def test_a_gain_of_next_to_nothing_changes_nothing(tile: list[Explored]) -> None:
     found = run(tile, ratio=lambda settings: 0.999 if settings[TILE].stages == 2 else 1.0, wobble=0.0)
     assert found.winners == []
