@@ -18,9 +18,8 @@ from pathlib import Path
 import qlagen
 from qlagen.algebra.cache import derive_cached
 from qlagen.bench.arguments import RESULTS
-from qlagen.bench.cases import Case, gate_kinds, make_case
+from qlagen.bench.cases import Case, gate_kinds, make_case, operators
 from qlagen.bench.device import gpu_name, slug
-from qlagen.bench.peers.ours import OPERATOR
 from qlagen.bench.records import TUNE_PREFIX, RecordFile
 from qlagen.bench.workers import ProcessWorker, Worker
 from qlagen.errors import QlagenError
@@ -38,7 +37,6 @@ from qlagen.tune.measure import ProcessMeasurer
 from qlagen.tune.search import Search, Tools, Winner
 
 SPECS = Path("specs")
-_FUNCTION_PREFIX = "chunk_"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,7 +110,7 @@ class TuneJob:
 
 def read_job(options: argparse.Namespace) -> TuneJob:
     """Raises E-TUNE-SPEC, E-BENCH-CASE, and what reading a spec and a schedule file raises."""
-    known = OPERATOR.removeprefix(_FUNCTION_PREFIX)
+    known = operators()[0]
     path = options.spec or SPECS / f"{known}.toml"
     spec = load_spec(path)
     if spec.name != known:
