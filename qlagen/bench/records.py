@@ -10,6 +10,7 @@ from typing import Any
 from qlagen.errors import QlagenError
 
 Record = dict[str, Any]
+TUNE_PREFIX = "tune-"
 ROWS = ("time", "refused", "unsupported")
 """Kinds of records that say what became of an implementation in a case."""
 _CASE = ("operator", "direction", "heads", "sequences", "gates")
@@ -42,6 +43,11 @@ def _parse(path: Path, number: int, line: str) -> Record:
         hints = ["give a file that `qlagen bench run` wrote, or delete the line"]
         raise QlagenError("E-BENCH-ROWS", message, hints=hints)
     return record
+
+
+def row_files(folder: Path) -> list[Path]:
+    """The files of a folder that `qlagen bench run` writes, by name; those of `qlagen tune` are no rows."""
+    return sorted(path for path in folder.glob("*.jsonl") if not path.name.startswith(TUNE_PREFIX))
 
 
 class RecordFile:

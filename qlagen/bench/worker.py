@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from qlagen.bench.cases import case_of
@@ -109,7 +109,7 @@ def make_bench() -> Bench:
     )
 
 
-def serve() -> int:
+def serve(respond: Callable[[Request, Bench], Iterator[Event]] = handle) -> int:
     """Answer requests from standard input until it ends. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -122,7 +122,7 @@ def serve() -> int:
     for line in sys.stdin:
         try:
             bench = bench or make_bench()
-            for event in handle(json.loads(line), bench):
+            for event in respond(json.loads(line), bench):
                 answer(event)
             answer({"event": "end"})
         except Exception as fault:

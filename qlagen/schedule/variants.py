@@ -59,6 +59,8 @@ def _schedules_of_form(
     form: Program, number: int, dims: Mapping[str, int], file: ScheduleFile, target: Target
 ) -> tuple[Schedule, ...]:
     entries = tuple(entry for entry in file.segment if entry.form in (0, number))
+    if file.segment and not entries:
+        return ()
     try:
         return build_schedules(form, dims, replace(file, segment=entries), target)
     except QlagenError as error:

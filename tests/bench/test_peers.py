@@ -235,3 +235,14 @@ def test_every_peer_says_why_it_is_not_here() -> None:
     for name in ("flash_qla", "flashinfer", "fla", "cudnn"):
         with pytest.raises(ImportError, match="No module named"):
             REGISTRY[name]()
+
+
+@pytest.mark.usefixtures("library")
+def test_kernels_that_would_be_launched() -> None:
+    """None for the portable implementation; ours says why it has none here."""
+    inputs = make_inputs(small_case(), "cpu")
+    portable: Any = REGISTRY["portable"]()
+    assert portable.kernels(inputs) == []
+    ours: Any = REGISTRY["qla_ops"]()
+    with pytest.raises(Exception, match="strict=True"):
+        ours.kernels(inputs)

@@ -12,7 +12,7 @@ import pytest
 from qlagen.bench.cases import make_case
 from qlagen.bench.document import losses, make_document
 from qlagen.bench.floors import floor_of, least_bytes, multiply_adds
-from qlagen.bench.records import RecordFile, latest, read_records
+from qlagen.bench.records import RecordFile, latest, read_records, row_files
 from qlagen.bench.report import geometric_mean, make_report
 from qlagen.bench.tables import as_text, summary_table, times_table
 from qlagen.errors import QlagenError
@@ -82,7 +82,7 @@ def recompute(records: list[dict[str, Any]], direction: str) -> dict[str, Any]:
 
 
 def all_rows() -> list[Any]:
-    files = sorted(RESULTS.glob("*.jsonl"))
+    files = row_files(RESULTS)
     return [pytest.param(example(), id="made up"), *(pytest.param(read_records(file), id=file.stem) for file in files)]
 
 

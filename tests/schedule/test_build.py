@@ -265,6 +265,13 @@ def test_registers_that_no_file_has() -> None:
     assert "210 registers for role state: setmaxnreg takes multiples of 8 from 24 to 256" in text
 
 
+def test_a_product_needs_its_registers_at_launch() -> None:
+    registers = (("state", 176), ("auxiliary", 40), ("movers", 24))
+    text = _fails("E-REGISTERS", program("gated_delta_rule", "segment"), registers=registers, ctas_per_sm=2)
+    assert "a product needs about 96 registers per thread, and the launch gives 80" in text
+    assert "384 threads, 2 CTAs per SM" in text
+
+
 def test_too_much_shared_memory() -> None:
     text = _fails("E-SHARED", program("gated_delta_rule", "forward"), "v128", stages=4)
     assert "bytes of shared memory with alignment, a CTA can have 232448" in text

@@ -60,17 +60,21 @@ class Ours(Implementation):
 
         return call
 
-    def _run(self, i: Inputs) -> Any:
+    def _run(self, inputs: Inputs) -> Any:
+        function, arguments, options = self._arguments(inputs)
+        return function(*arguments, **options)
+
+    def _arguments(self, i: Inputs) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         traits = i.case.traits
         gates = (*((i.g,) if traits.gate else ()), *((i.beta,) if traits.correction else ()))
-        return self._function(traits.operator)(
-            *(i.q, i.k, i.v, *gates),
-            scale=i.scale,
-            initial_state=i.initial_state,
-            output_final_state=True,
-            cu_seqlens=i.cu_seqlens,
-            **self.settings,
-        )
+        options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True}
+        options |= {"cu_seqlens": i.cu_seqlens, **self.settings}
+        return self._function(traits.operator), (i.q, i.k, i.v, *gates), options
+
+    def kernels(self, inputs: Inputs) -> list[str]:
+        """Names of the kernels that a call would launch."""
+        function, arguments, options = self._arguments(inputs)
+        return [launch.kernel for launch in self.library.explain(function, *arguments, **options).launches]
 
     def backward(self, inputs: Inputs) -> Call:
         """Through autograd, as a user gets it."""
