@@ -6,6 +6,8 @@ from qlagen.emit.constants import Entries
 from qlagen.emit.context import HEAD, HEADS, Context
 from qlagen.program.ir import Segment, Tensor
 
+_USED = ("used", "T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)")
+"""Slots with a chunk: those without are the last ones. Where the host knows that there are none, nothing is read."""
 WARM_UP = "warm_up_chunks"
 """The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
 
@@ -15,8 +17,8 @@ def prologue(context: Context) -> Entries:
     tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
     if not context.carried:
         shared = any(tensor.head == "key" for tensor in tensors)
-        items = f"chunk_count * {'value_heads' if context.heads == 1 else 'units'}"
-        loop = (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
+        items = f"used * {'value_heads' if context.heads == 1 else 'units'}"
+        loop = (_USED, ("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")

@@ -67,7 +67,7 @@ def test_run_time_values_are_no_constants() -> None:
         "has_initial_state",
         "has_final_state",
     ]
-    assert constants(emitted(*PREPARE))["SCALARS"] == (("workers", "int32"),)
+    assert constants(emitted(*PREPARE))["SCALARS"] == (("workers", "int32"), ("has_spare_chunks", "int32"))
 
 
 @each_kernel

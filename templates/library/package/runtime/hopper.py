@@ -77,6 +77,8 @@ def forward(
         "tokens": tokens,
         "sequences": sequences,
         "key_heads": key_heads,
+        "segment_bounds": tables.segments + 1,
+        "has_spare_chunks": int(cu_seqlens is not None),
         "value_heads": value_heads,
     }
     for launch in _launches(operator, o, plan, tables):

@@ -35,9 +35,9 @@ OPERATOR = Operator(
                 Kernel(
                     name="mamba2_prepare_tile",
                     module="mamba2.prepare_tile",
-                    tensors=("g", "chunk_first", "chunk_rows", "g_cum"),
-                    scalars=(("workers", "int32"),),
-                    dynamic=("tokens", "value_heads", "chunk_count"),
+                    tensors=("g", "chunk_first", "chunk_rows", "segment_chunks", "g_cum"),
+                    scalars=(("workers", "int32"), ("has_spare_chunks", "int32")),
+                    dynamic=("tokens", "value_heads", "segment_bounds", "chunk_count"),
                     kind="chunk_parallel",
                     value_tile=64,
                     ctas_per_sm=3,

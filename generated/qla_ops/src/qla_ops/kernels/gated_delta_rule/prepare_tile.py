@@ -71,16 +71,19 @@ TENSORS = (
     "beta",
     "chunk_first",
     "chunk_rows",
+    "segment_chunks",
     "a",
     "g_cum",
 )
 SCALARS = (
     ("workers", "int32"),
+    ("has_spare_chunks", "int32"),
 )
 DYNAMIC = (
     "tokens",
     "key_heads",
     "value_heads",
+    "segment_bounds",
     "chunk_count",
 )
 DATA_TYPES = (
@@ -514,7 +517,7 @@ def accumulated(rows, columns):
     return tilelang.layout.Fragment((rows, columns), forward_fn=place)
 def build(data_type):
     """The kernel for `data_type`, one of DATA_TYPES, as a TileLang prim_func."""
-    tokens, key_heads, value_heads, chunk_count = (T.dynamic(name) for name in DYNAMIC)
+    tokens, key_heads, value_heads, segment_bounds, chunk_count = (T.dynamic(name) for name in DYNAMIC)
 
     @T.prim_func
     def gated_delta_rule_prepare_tile(
@@ -523,9 +526,11 @@ def build(data_type):
         beta: T.Tensor((tokens, value_heads), "float32"),
         chunk_first: T.Tensor((chunk_count,), "int32"),
         chunk_rows: T.Tensor((chunk_count,), "int32"),
+        segment_chunks: T.Tensor((segment_bounds,), "int32"),
         a: T.Tensor((chunk_count, value_heads, CHUNK, CHUNK), data_type),
         g_cum: T.Tensor((chunk_count, value_heads, CHUNK), "float32"),
         workers: T.int32,
+        has_spare_chunks: T.int32,
     ):
         with T.Kernel(workers, threads=THREADS) as (block,):
             T.import_source(DEVICE_FUNCTIONS)
@@ -554,6 +559,7 @@ def build(data_type):
             ratio = T.alloc_var("int32")
             groups = T.alloc_var("int32")
             units = T.alloc_var("int32")
+            used = T.alloc_var("int32")
             iterations = T.alloc_var("int32")
             cuts = T.alloc_var("int32")
             item = T.alloc_var("int32")
@@ -567,7 +573,8 @@ def build(data_type):
             ratio = T.truncdiv(value_heads, key_heads)
             groups = T.truncdiv(ratio + HEADS - 1, HEADS)
             units = key_heads * groups
-            iterations = T.truncdiv(chunk_count * units - block + workers - 1, workers)
+            used = T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)
+            iterations = T.truncdiv(used * units - block + workers - 1, workers)
             cuts = 0
             T.annotate_layout(
                 {

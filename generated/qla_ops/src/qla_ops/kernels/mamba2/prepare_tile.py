@@ -50,14 +50,17 @@ TENSORS = (
     "g",
     "chunk_first",
     "chunk_rows",
+    "segment_chunks",
     "g_cum",
 )
 SCALARS = (
     ("workers", "int32"),
+    ("has_spare_chunks", "int32"),
 )
 DYNAMIC = (
     "tokens",
     "value_heads",
+    "segment_bounds",
     "chunk_count",
 )
 DATA_TYPES = (
@@ -95,15 +98,17 @@ __device__ __forceinline__ void load_heads(float* to, const float* from, int ent
 """
 def build(data_type):
     """The kernel for `data_type`, one of DATA_TYPES, as a TileLang prim_func."""
-    tokens, value_heads, chunk_count = (T.dynamic(name) for name in DYNAMIC)
+    tokens, value_heads, segment_bounds, chunk_count = (T.dynamic(name) for name in DYNAMIC)
 
     @T.prim_func
     def mamba2_prepare_tile(
         g: T.Tensor((tokens, value_heads), "float32"),
         chunk_first: T.Tensor((chunk_count,), "int32"),
         chunk_rows: T.Tensor((chunk_count,), "int32"),
+        segment_chunks: T.Tensor((segment_bounds,), "int32"),
         g_cum: T.Tensor((chunk_count, value_heads, CHUNK), "float32"),
         workers: T.int32,
+        has_spare_chunks: T.int32,
     ):
         with T.Kernel(workers, threads=THREADS) as (block,):
             T.import_source(DEVICE_FUNCTIONS)
@@ -121,6 +126,7 @@ def build(data_type):
             ratio = T.alloc_var("int32")
             groups = T.alloc_var("int32")
             units = T.alloc_var("int32")
+            used = T.alloc_var("int32")
             iterations = T.alloc_var("int32")
             cuts = T.alloc_var("int32")
             item = T.alloc_var("int32")
@@ -134,7 +140,8 @@ def build(data_type):
             ratio = value_heads
             groups = T.truncdiv(ratio + HEADS - 1, HEADS)
             units = groups
-            iterations = T.truncdiv(chunk_count * units - block + workers - 1, workers)
+            used = T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)
+            iterations = T.truncdiv(used * units - block + workers - 1, workers)
             cuts = 0
             tx = T.get_thread_binding()
             warp = tx // WARP
