@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from qlagen.algebra.cache import derive_backward_cached, derive_cached
+from qlagen.algebra.derivation import Derivation
 from qlagen.algebra.plots import draw_pareto
 from qlagen.algebra.report import make_report, report_json, report_latex, report_text
 from qlagen.algebra.show import show_derivation
@@ -17,6 +18,8 @@ from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.portable import emit_portable
 from qlagen.errors import QlagenError, did_you_mean
 from qlagen.package.compile import DIGEST_LENGTH, load_schedules, schedule_plan
+from qlagen.program.ir import Plan
+from qlagen.program.kernels import UNSUPPORTED
 from qlagen.program.plan import build_plan, plan_programs
 from qlagen.program.show import show_program
 from qlagen.schedule.model import Schedule
@@ -67,7 +70,7 @@ def show(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None] =
     if options.stage == "portable":
         return emit_portable(derivation)
     if options.stage == "program":
-        return show_program(plan_programs(derivation))
+        return show_program(_plan(derivation))
     plan = build_plan(derivation)
     say(f"scheduling {spec.name}")
     schedules = load_schedules(spec, options.target, options.schedules)
@@ -77,6 +80,16 @@ def show(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], None] =
         return "\n".join(show_schedule(schedule).rstrip("\n") + "\n" for schedule in chosen)
     digest = spec.digest[:DIGEST_LENGTH]
     return "\n\n".join(emit_kernel(schedule, digest, options.target) for schedule in chosen)
+
+
+def _plan(derivation: Derivation) -> Plan:
+    """The kernels of an operator, or the programs of its portable implementation where kernels cannot run it."""
+    try:
+        return build_plan(derivation)
+    except QlagenError as error:
+        if error.code != UNSUPPORTED:
+            raise
+        return plan_programs(derivation)
 
 
 def _choose(schedules: Iterable[Schedule], kernel: str | None) -> list[Schedule]:

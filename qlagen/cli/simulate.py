@@ -19,6 +19,7 @@ from qlagen.spec.model import OpSpec
 from qlagen.verify.emulator import STANDARD_MODES, Mode
 from qlagen.verify.problem import make_problems
 from qlagen.verify.report import Row, as_json, as_table, exit_status
+from qlagen.verify.simulate import SEGMENT
 from qlagen.verify.simulate_cases import Variant, simulate_variant
 
 DEFAULT_CASES = "small"
@@ -54,16 +55,21 @@ def _simulate(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], No
 
 
 def variants(operator: str) -> list[Variant]:
-    """Every choice of one kernel for each launch of an operator of the imported library; none for an operator that has
-    no kernels. Raises E-LIBRARY."""
+    """Every choice of one kernel for each launch of an operator of the imported library: with whole sequences, and with
+    each kernel that makes segments of them; none for an operator that has no kernels. Raises E-LIBRARY."""
     found: Any = importlib.import_module("qla_ops.runtime.choose").OPERATORS.get(operator)
     if found is None:
         hints = ["build the library from the same specs"]
         raise QlagenError("E-LIBRARY", f"the library has no operator {operator!r}", hints=hints)
-    if not found.programs:
-        return []
+    whole = [p.variants for p in found.programs if p.variants[0].kind != SEGMENT]
+    launches = list(itertools.product(*whole)) if whole else []
+    for program in found.programs:
+        if program.variants[0].kind == SEGMENT:
+            last = itertools.cycle(whole[-1])
+            first = tuple(kernels[0] for kernels in whole[:-1])
+            launches += [(*first, kernel, forward) for kernel, forward in zip(program.variants, last, strict=False)]
     file: Callable[[Any], Path] = importlib.import_module("qla_ops.runtime.builder").kernel_file
     return [
         Variant("+".join(kernel.module.split(".")[-1] for kernel in kernels), tuple(map(file, kernels)))
-        for kernels in itertools.product(*(program.variants for program in found.programs))
+        for kernels in launches
     ]

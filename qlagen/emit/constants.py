@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from qlagen.emit.context import SWIZZLE_COLUMNS, WARP, Context, end_thread, first_thread
 from qlagen.emit.lines import role_barrier
-from qlagen.emit.parameters import dynamic_dimensions, parameters, scalars
+from qlagen.emit.parameters import dynamic_dimensions, parameters, scalars, state_columns
 from qlagen.schedule.model import Schedule
 
 Entries = tuple[tuple[str, str], ...]
@@ -34,7 +34,7 @@ def candidate_constants(context: Context) -> Entries:
     entries: list[tuple[str, str]] = [
         *((name, str(context.size(dim))) for dim, name in (("C", "CHUNK"), ("K", "KEY_DIM"), ("V", "VALUE_DIM"))),
         ("VALUE_TILE", str(options.value_tile)),
-        ("TILES", "VALUE_DIM // VALUE_TILE"),
+        ("TILES", f"{state_columns(context)} // VALUE_TILE"),
         ("WARP", str(WARP)),
         *_thread_constants(schedule),
         ("THREADS", str(schedule.threads)),
@@ -81,7 +81,7 @@ def exports(context: Context) -> Entries:
     schedule = context.schedule
     return (
         ("NAME", f'"{kernel_name(schedule)}"'),
-        ("KIND", '"carried"' if context.carried else '"chunk_parallel"'),
+        ("KIND", f'"{_kind(context)}"'),
         ("TENSORS", _strings(tensor.name for tensor in parameters(context))),
         ("SCALARS", _tuple(f'("{name}", "{kind}")' for name, kind in scalars(context))),
         ("DYNAMIC", _strings(dynamic_dimensions(context))),
@@ -90,6 +90,12 @@ def exports(context: Context) -> Entries:
         ("SHARED_BYTES", str(schedule.shared_bytes)),
         ("PASS_CONFIGS", _listed("{", (f'"{key}": {value}' for key, value in PASS_CONFIGS.items()), "}")),
     )
+
+
+def _kind(context: Context) -> str:
+    if context.segment is not None:
+        return "segment"
+    return "carried" if context.carried else "chunk_parallel"
 
 
 def _strings(names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from qlagen.errors import QlagenError
 from qlagen.program.dims import infer_dims
-from qlagen.program.ir import Dims, Tensor
+from qlagen.program.ir import Dims, Segment, Tensor
 from qlagen.schedule.model import Barrier, Fragment, Ring, Role, Schedule, Value
 
 FULL = {"C": "CHUNK", "K": "KEY_DIM", "V": "VALUE_DIM"}
@@ -43,6 +43,11 @@ class Context:
     @property
     def carried(self) -> bool:
         return self.schedule.program.carry is not None
+
+    @property
+    def segment(self) -> Segment | None:
+        """Set in a kernel that makes the maps of segments: it walks whole chunks only."""
+        return self.schedule.program.segment
 
     def size(self, symbol: str) -> int:
         return dict(self.schedule.dims)[symbol]

@@ -117,6 +117,8 @@ class KernelView:
     prologue: tuple[tuple[str, str], ...]
     layouts: tuple[tuple[str, str], ...]
     padding: tuple[PaddedTensor, ...]
+    joins: bool
+    """It says of every segment whether a map joins it to those before."""
     compute: tuple[RoleView, ...]
     movers: tuple[RoleView, ...]
     mover_registers: str | None

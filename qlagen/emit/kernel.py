@@ -7,12 +7,14 @@ from dataclasses import replace
 from qlagen import __version__
 from qlagen.emit import file_views, views
 from qlagen.emit.check import check_text
-from qlagen.emit.constants import Entries, candidate_constants, exports, kernel_name, used_constants
+from qlagen.emit.constants import candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
 from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
+from qlagen.emit.prologue import WARM_UP, prologue
+from qlagen.emit.state import state_lines
 from qlagen.emit.templates import KERNEL, environment, template_digest
 from qlagen.schedule.model import Role, Schedule
 
@@ -44,7 +46,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
     compute_views = tuple(_compute_role(context, role) for role in compute)
     mover_views = tuple(_mover_role(context, role) for role in movers)
     lines = [line for role in (*compute_views, *mover_views) for loop in role.loops for line in loop.lines]
-    prologue = _prologue(context)
+    entries = prologue(context)
     return file_views.KernelView(
         name=kernel_name(schedule),
         summary=_summary(schedule),
@@ -58,14 +60,15 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         parameters=parameters(context),
         scalars=scalars(context),
         dynamic=dynamic_dimensions(context),
-        grid="TILES * value_heads * sequences" if context.carried else "workers",
+        grid="TILES * value_heads * segments" if context.carried else "workers",
         shared=shared_views(context),
         barriers=barrier_views(context),
         registers=register_views(context, lines),
-        integers=written_integers(prologue, lines),
-        prologue=prologue,
+        integers=written_integers(entries, lines),
+        prologue=entries,
         layouts=layouts(context, lines),
         padding=_padding(context),
+        joins=context.segment is not None,
         compute=compute_views,
         movers=mover_views,
         mover_registers=None if mover_registers is None else "MOVER_REGISTERS",
@@ -78,7 +81,7 @@ def _summary(schedule: Schedule) -> str:
     if schedule.program.carry is None:
         return "one chunk of one value head at a time, on a persistent grid"
     held = "transposed " if schedule.transposed else ""
-    return f"the chunks of a sequence in order, {held}{schedule.program.carry.name} resident in fp32 registers"
+    return f"the chunks of a segment in order, {held}{schedule.program.carry.name} resident in fp32 registers"
 
 
 def _options_text(schedule: Schedule) -> tuple[str, ...]:
@@ -105,7 +108,7 @@ def _increases(schedule: Schedule, registers: int | None) -> bool:
 
 def _compute_role(context: Context, role: Role) -> file_views.RoleView:
     loop = file_views.LoopView("0", "iterations", role_lines(context, role))
-    before, after = _state_lines(context, role)
+    before, after = state_lines(context, role)
     before = (*clear_lines(context, role), *before)
     return file_views.RoleView(
         name=role.name,
@@ -130,57 +133,12 @@ def _mover_role(context: Context, role: Role) -> file_views.RoleView:
     )
 
 
-def _state_lines(context: Context, role: Role) -> tuple[tuple[views.Line, ...], tuple[views.Line, ...]]:
-    """Loading and storing the carried value, in the role that holds it."""
-    carry = context.schedule.program.carry
-    if carry is None or not any(f.carried and f.role == role.name for f in context.schedule.fragments):
-        return (), ()
-    tile = context.fragment(carry.name)
-    rows, columns = context.extents(carry.name)
-    flipped = context.is_flipped(role)
-    index = dict(zip(carry.dims, ("column", "row") if flipped else ("row", "column"), strict=True))
-    strides = (("V", "state_value_stride"), ("K", "state_key_stride"))
-    offset = " + ".join(f"{_state_index(dim, index[dim])} * {stride}" for dim, stride in strides)
-    operand = context.schedule.carried_operand
-    load = views.LoadState(tile, rows, columns, offset, None if operand is None else context.fragment(operand))
-    return (load,), (views.StoreState(tile, rows, columns, offset),)
-
-
-def _state_index(dim: str, index: str) -> str:
-    return f"(value_column + {index})" if dim == "V" else index
-
-
-def _prologue(context: Context) -> Entries:
-    """What every thread works out first: where its CTA's work lies."""
-    if not context.carried:
-        items = "chunk_count * value_heads"
-        return (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
-    tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
-    values = [
-        ("sequence", "T.truncdiv(block, TILES * value_heads)"),
-        ("value_head", "T.truncmod(T.truncdiv(block, TILES), value_heads)"),
-    ]
-    if any(tensor.head == "key" for tensor in tensors):
-        values += [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")]
-    values += [
-        ("value_column", "T.truncmod(block, TILES) * VALUE_TILE"),
-        ("first", "cu_seqlens[sequence]"),
-        ("end", "cu_seqlens[sequence + 1]"),
-    ]
-    if any(tensor.layout == "chunk" for tensor in tensors):
-        values += [("first_slot", "chunk_offsets[sequence]")]
-    values += [
-        ("whole", "T.truncdiv(end - first, CHUNK)"),
-        ("iterations", "T.truncdiv(end - first + CHUNK - 1, CHUNK)"),
-    ]
-    return tuple(values)
-
-
 def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     """Device functions in use, in a fixed order."""
     cut = any(isinstance(line, views.LoadTiles) and line.cut for line in lines)
     stored = any(isinstance(line, views.StoreRows) for line in lines)
-    used = {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    bounded = context.segment is not None and context.segment.bound is not None
+    used = {WARM_UP: bounded, "zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
     used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
     inverted = any(isinstance(line, views.Inverse) for line in lines)

@@ -48,7 +48,7 @@ def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
     lines: list[views.Line] = [coordinates(context, [tensor_of(ring) for ring in moved])]
     for instruction in role.body:
         if instruction.kind == "load" and instruction.ring and len(context.rings[instruction.ring].shape) == 1:
-            lines.append(_fetch_vector(context.rings[instruction.ring]))
+            lines.append(_fetch_vector(context, context.rings[instruction.ring]))
     tiles: list[Ring] = []
     for instruction in role.body:
         if _is_tile_load(context, instruction):
@@ -81,7 +81,8 @@ def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
     values: list[tuple[str, str]] = []
     if context.carried:
         if tokens:
-            values += [("start", "first + step * CHUNK"), ("rows", "end - start")]
+            values += [("start", "first + step * CHUNK")]
+            values += [] if context.segment else [("rows", "end - start")]
         if chunks:
             values += [("slot", "first_slot + step")]
         return views.Assign(tuple(values))
@@ -103,6 +104,11 @@ def _line(context: Context, role: Role, instruction: Instruction, tail: bool) ->
     if len(ring.shape) == 1:
         return _load_vector(ring) if instruction.kind == "load" else _store_vector(ring)
     return _store_rows(context, ring) if tail and tensor_of(ring).layout == "token" else _store_tile(context, ring)
+
+
+def is_cut(context: Context, tensor: Tensor) -> bool:
+    """Whether a sequence's end may cut the tensor's last chunk."""
+    return tensor.layout == "token" and context.segment is None
 
 
 def _tile_in_tensor(context: Context, ring: Ring) -> str:
@@ -132,14 +138,15 @@ def landed_barrier(role: Role) -> str:
 
 def needs_landed(context: Context, role: Role) -> bool:
     loads = (context.rings[i.ring] for i in role.body if i.kind == "load" and i.ring)
-    return any(len(ring.shape) == 2 and tensor_of(ring).layout == "token" for ring in loads)
+    return any(len(ring.shape) == 2 and is_cut(context, tensor_of(ring)) for ring in loads)
 
 
 def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTiles:
-    padded = [ring for ring in rings if tensor_of(ring).layout == "chunk"]
-    cut = [ring for ring in rings if tensor_of(ring).layout == "token"]
-    for ring in cut:
-        _check_width(ring)
+    padded = [ring for ring in rings if not is_cut(context, tensor_of(ring))]
+    cut = [ring for ring in rings if is_cut(context, tensor_of(ring))]
+    for ring in rings:
+        if tensor_of(ring).layout == "token":
+            _check_width(ring)
     return views.LoadTiles(
         padded=tuple(_tile(context, ring) for ring in padded),
         cut=tuple(_tile(context, ring) for ring in cut),
@@ -199,11 +206,11 @@ def _vector_in_tensor(tensor: Tensor, index: str) -> str:
     return f"{tensor.name}[slot, {HEAD[tensor.head]}, {index}]"
 
 
-def _fetch_vector(ring: Ring) -> views.FetchVector:
+def _fetch_vector(context: Context, ring: Ring) -> views.FetchVector:
     tensor = tensor_of(ring)
     comment = views.Comment("", f"{tensor.name}, read before its slot is free")
     source = _vector_in_tensor(tensor, "lane + entry * WARP")
-    return views.FetchVector(vector_registers(ring), source, tensor.layout == "token", comment)
+    return views.FetchVector(vector_registers(ring), source, is_cut(context, tensor), comment)
 
 
 def _load_vector(ring: Ring) -> views.LoadVector:

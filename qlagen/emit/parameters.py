@@ -10,11 +10,18 @@ from qlagen.errors import QlagenError
 from qlagen.program.ir import Load, Store, Tensor
 
 _STATE_SHAPE = ("sequences", "value_heads", f"{FULL['K']} * {FULL['V']}")
-_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "chunk_count")
+_BOTH = f"({FULL['V']} + {FULL['K']})"
+"""Columns of a segment's state and map."""
+_JOINT_SHAPE = ("joints", "value_heads", f"{_BOTH} * {FULL['K']}")
+"""The last segment of a sequence is joined to nothing: it has no row."""
+_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "joints", "chunk_count")
 _LOCAL = (
     "T tilelang build turned data_type tx warp lane block step row column entry line group inner sequence sequences"
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
-    " cuts tokens chunk_count workers cu_seqlens chunk_offsets chunk_first chunk_rows initial_state final_state"
+    " cuts tokens chunk_count workers chunk_first chunk_rows initial_state final_state"
+    " segment segments segment_offsets segment_chunks segment_sequence segment_state"
+    " sequence_before sequence_after opens follows closes"
+    " segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
     " sums lane_sum lane_before solution part upper lower patch"
 )
@@ -28,16 +35,26 @@ RESERVED = frozenset((*_LOCAL.split(), *_CXX.split(), *keyword.kwlist))
 
 
 def parameters(context: Context) -> tuple[TensorView, ...]:
-    """Tensor parameters in order: loads, tables, the initial state, stores, the final state."""
+    """Tensor parameters in order: loads, tables, states to start from, stores, the final state."""
     program = context.schedule.program
     loads = tuple(_tensor(o.tensor) for o in program.operations if isinstance(o, Load))
     stores = tuple(_tensor(store.tensor) for store in program.stores)
     if not context.carried:
-        tables = (_view("chunk_first", ("chunk_count",), '"int32"'), _view("chunk_rows", ("chunk_count",), '"int32"'))
-        return (*loads, *tables, *stores)
-    tables = (_view("cu_seqlens", ("sequences + 1",), '"int32"'), _view("chunk_offsets", ("sequences + 1",), '"int32"'))
+        chunks = (_view(name, ("chunk_count",), '"int32"') for name in ("chunk_first", "chunk_rows"))
+        return (*loads, *chunks, *stores)
+    bounds = (_view(name, ("segments + 1",), '"int32"') for name in ("segment_offsets", "segment_chunks"))
+    tables = (*bounds, _view("segment_sequence", ("segments",), '"int32"'))
     initial, final = (_view(name, _STATE_SHAPE, '"float32"') for name in ("initial_state", "final_state"))
-    return (*loads, *tables, initial, *stores, final)
+    reached = _view("segment_state", _JOINT_SHAPE, '"float32"')
+    if context.segment is not None:
+        joined = _view("segment_joined", ("joints", "value_heads"), '"int32"')
+        return (*loads, *tables, initial, reached, joined)
+    return (*loads, *tables, initial, reached, *stores, final)
+
+
+def state_columns(context: Context) -> str:
+    """Columns of V that the CTAs of one head share out: with those of a segment's map if it is made."""
+    return FULL["V"] if context.segment is None else _BOTH
 
 
 def _tensor(tensor: Tensor) -> TensorView:
@@ -54,8 +71,11 @@ def scalars(context: Context) -> tuple[tuple[str, str], ...]:
     own = tuple((name, "float32") for name in context.schedule.program.scalars)
     if not context.carried:
         return (*own, ("workers", "int32"))
-    names = ("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state")
-    return (*own, *((name, "int32") for name in names))
+    strides = tuple((name, "int32") for name in ("state_key_stride", "state_value_stride", "has_initial_state"))
+    if context.segment is not None:
+        skip = () if context.segment.bound is None else (("skip_threshold", "float32"),)
+        return (*own, *strides, *skip)
+    return (*own, *strides, ("has_final_state", "int32"))
 
 
 def dynamic_dimensions(context: Context) -> tuple[str, ...]:

@@ -284,14 +284,23 @@ class StoreVector(Line):
 
 
 @dataclass(frozen=True)
+class StateSource:
+    """An entry of the carried value in global memory or in numbers, and when it starts from there."""
+
+    condition: str
+    value: tuple[str, ...]
+    """In one or more lines."""
+
+
+@dataclass(frozen=True)
 class LoadState(Line):
-    """The carried value from global memory or zero, and its 16-bit form."""
+    """The carried value from the first source whose condition holds, or zero; and its 16-bit form."""
 
     macro = "load_state"
     out: str
     rows: str
     columns: str
-    offset: str
+    sources: tuple[StateSource, ...]
     operand: str | None
 
 
@@ -301,7 +310,9 @@ class StoreState(Line):
     source: str
     rows: str
     columns: str
-    offset: str
+    condition: str
+    out: tuple[str, ...]
+    """In one or more lines."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,25 @@ from qlagen.spec.model import Input, OpSpec
 
 OPTIONS = (
     *("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens", "state_v_first", "auto_cp"),
-    *("out", "final_state_out", "state_indices", "strict", "impl"),
+    *("cp_threshold", "out", "final_state_out", "state_indices", "strict", "impl"),
 )
 """Arguments that every public function has after the spec's inputs."""
 
 KERNEL_NAMES = (
     *("o", "final_state", "chunk_offsets", "chunk_first", "chunk_rows", "workers"),
-    *("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state"),
-    *("tokens", "key_heads", "value_heads", "sequences", "chunk_count"),
+    *("segment_offsets", "segment_chunks", "segment_sequence", "segment_state", "segment_joined", "segments", "joints"),
+    *("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state", "skip_threshold"),
+    *(
+        "tokens",
+        "key_heads",
+        "value_heads",
+        "sequences",
+        "chunk_count",
+        "chains",
+        "chain_count",
+        "key_dim",
+        "value_dim",
+    ),
 )
 """Further names that the library passes to kernels."""
 

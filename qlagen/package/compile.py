@@ -18,7 +18,7 @@ from qlagen.program.plan import build_plan, plan_programs
 from qlagen.schedule.model import Schedule
 from qlagen.schedule.options import ScheduleFile, load_options
 from qlagen.schedule.target import load_target
-from qlagen.schedule.variants import build_schedules
+from qlagen.schedule.variants import build_schedules, fastest_schedules
 from qlagen.spec.model import OpSpec
 
 DIGEST_LENGTH = 16
@@ -33,11 +33,12 @@ class CompiledOperator:
     derivation: Derivation
     plan: Plan
     schedules: tuple[tuple[Schedule, ...], ...]
-    """For each program of the plan, its variants; empty for a library of portable implementations only."""
+    """For each launch its variants; empty for a library of portable implementations only."""
     kernels: tuple[tuple[KernelFile, ...], ...]
     """For each schedule its kernel file."""
     portable: str
     """Text of the portable module."""
+    target: str
     obstacle: str = ""
     """Why kernels cannot run the operator; empty when they can."""
 
@@ -58,17 +59,21 @@ def compile_operator(
         if fault.code != UNSUPPORTED:
             raise
         portable = emit_portable(derivation)
-        return CompiledOperator(spec, derivation, plan_programs(derivation), (), (), portable, fault.message)
+        return CompiledOperator(spec, derivation, plan_programs(derivation), (), (), portable, target, fault.message)
     scheduled = schedule_plan(plan, target, schedules)
     progress(f"{spec.name}: emit")
     kernels = tuple(tuple(_emit(schedule, spec, target) for schedule in variants) for variants in scheduled)
-    return CompiledOperator(spec, derivation, plan, scheduled, kernels, emit_portable(derivation))
+    return CompiledOperator(spec, derivation, plan, scheduled, kernels, emit_portable(derivation), target)
 
 
 def schedule_plan(plan: Plan, target: str, schedules: ScheduleFile) -> tuple[tuple[Schedule, ...], ...]:
-    """For each program of a plan, the schedules of all variants that fit it."""
+    """For each launch, in order, the schedules of all variants that fit it: of the plan's programs and, before the last
+    one, of the fastest of its segment forms, where there are any."""
     facts, dims = load_target(target), dict(plan.dims)
-    return tuple(build_schedules(program, dims, schedules, facts) for program in plan.programs)
+    launches = [build_schedules(program, dims, schedules, facts) for program in plan.programs]
+    segments = fastest_schedules(plan.segment_forms, dims, schedules, facts)
+    launches[-1:-1] = [segments] if segments else []
+    return tuple(launches)
 
 
 def load_schedules(spec: OpSpec, target: str, folder: Path | None = None) -> ScheduleFile:

@@ -12,6 +12,7 @@ from qlagen.errors import QlagenError
 from qlagen.package.compile import CompiledOperator
 from qlagen.package.render import library_root, render, templates_digest
 from qlagen.package.views import OperatorView, banner, view_library, view_operator
+from qlagen.schedule.target import load_target
 
 PACKAGE = "src/qla_ops"
 MANIFEST = "manifest.json"
@@ -21,7 +22,7 @@ def library_files(operators: tuple[CompiledOperator, ...]) -> dict[str, str]:
     """Path (from the library's root, with slashes) to text, the manifest included; sorted by path."""
     ordered = tuple(sorted(operators, key=lambda item: item.spec.name))
     views = tuple(view_operator(item) for item in ordered)
-    files = {**_fixed_files(), **_common_files(views)}
+    files = {**_fixed_files(), **_common_files(views, ordered[0].target)}
     for compiled, view in zip(ordered, views, strict=True):
         own = _operator_files(compiled, view)
         if files.keys() & own.keys():
@@ -63,14 +64,15 @@ def _place(path: str) -> str:
     return f"{PACKAGE}/{path.removeprefix('package/')}" if path.startswith("package/") else path
 
 
-def _common_files(views: tuple[OperatorView, ...]) -> dict[str, str]:
-    """Files that name all operators."""
-    library = view_library(views)
+def _common_files(views: tuple[OperatorView, ...], target: str) -> dict[str, str]:
+    """Files that all operators share."""
+    library = view_library(views, load_target(target))
     return {
         "README.md": render("README.md.jinja", library),
         "pyproject.toml": render("pyproject.toml.jinja", library),
         f"{PACKAGE}/__init__.py": render("package/__init__.py.jinja", library),
         f"{PACKAGE}/kernels/__init__.py": f'{library.banner}\n"""Kernel sources. Importing one needs TileLang."""\n',
+        f"{PACKAGE}/runtime/costs.py": render("package/runtime/costs.py.jinja", library),
         f"{PACKAGE}/operators/__init__.py": f'{library.banner}\n"""One module for each operator."""\n',
     }
 

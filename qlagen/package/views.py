@@ -12,12 +12,14 @@ from qlagen.package.compile import DIGEST_LENGTH, CompiledOperator
 from qlagen.package.kernel_files import KernelFile
 from qlagen.package.render import library_digest
 from qlagen.program.ir import Plan, Tensor
+from qlagen.schedule.model import Schedule
+from qlagen.schedule.target import PlanCosts, Target, load_target
 from qlagen.spec.model import OpSpec
 
 TILELANG_VERSION = "0.1.15"
 """The version that kernels are written for."""
 
-_RECORDS = ("Kernel", "Operator", "Program", "ScalarArgument", "TensorArgument", "Workspace")
+_RECORDS = ("Kernel", "Operator", "Program", "ScalarArgument", "Segments", "TensorArgument", "Workspace")
 _PORTABLE_RECORDS = ("Operator", "ScalarArgument", "TensorArgument")
 _DOC_WIDTH = 108
 _RECORD_INDENT = 20
@@ -37,6 +39,7 @@ class KernelView:
     value_tile: int
     ctas_per_sm: int
     data_types: str
+    chunk_nanoseconds: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class OperatorView:
     sizes: str
     normalised: str
     programs: tuple[ProgramView, ...]
+    segments: str
+    """The record of how sequences are cut; empty when they cannot be."""
     workspaces: tuple[str, ...]
     intermediates: tuple[str, ...]
     sources: tuple[str, ...]
@@ -83,11 +88,13 @@ class LibraryView:
     example: OperatorView
     """The operator that the documentation shows: the first one with kernels, if there is any."""
     exports: tuple[str, ...]
+    gpu: str
+    costs: PlanCosts
 
 
 def view_operator(compiled: CompiledOperator) -> OperatorView:
     """The view of one operator's module."""
-    spec, plan = compiled.spec, compiled.plan
+    spec, plan, costs = compiled.spec, compiled.plan, load_target(compiled.target).plan
     arguments = view_arguments(spec)
     workspaces = () if compiled.obstacle else chunk_tensors(plan)
     normalised = [entry.name for entry in spec.inputs if is_normalised(entry)]
@@ -107,25 +114,35 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
         sizes=", ".join(f"{symbol} = {size}" for symbol, size in spec.dims),
         normalised=" and ".join(normalised) or "nothing (no input is a query or key)",
         programs=tuple(
-            ProgramView(program.name, tuple(_view_kernel(spec, kernel) for kernel in kernels))
-            for program, kernels in zip(plan.programs, compiled.kernels, strict=bool(compiled.kernels))
+            ProgramView(variants[0].program.name, tuple(_view_kernel(spec, kernel, costs) for kernel in kernels))
+            for variants, kernels in zip(compiled.schedules, compiled.kernels, strict=True)
         ),
+        segments=_view_segments(compiled.schedules),
         workspaces=tuple(_workspace(tensor) for tensor in workspaces),
         intermediates=tuple(_intermediate(tensor, spec) for tensor in workspaces),
         sources=_sources(spec),
-        records=", ".join(_PORTABLE_RECORDS if compiled.obstacle else _RECORDS),
+        records=_records(compiled),
         obstacle=compiled.obstacle,
     )
 
 
-def view_library(operators: tuple[OperatorView, ...]) -> LibraryView:
-    """The view of the files that name all operators."""
+def view_library(operators: tuple[OperatorView, ...], target: Target) -> LibraryView:
+    """The view of the files that all operators share."""
     fixed = ["BadValueError", "BuildError", "Explanation", "ImplementationUnavailableError", "LoadError"]
     functions = [item.function for item in operators]
     functions += [f"{item.function}_fwd" for item in operators if not item.obstacle]
     exports = sorted([*fixed, *functions, "can_use", "explain", "warmup"])
     example = next((item for item in operators if not item.obstacle), operators[0])
-    return LibraryView(banner("operator specs"), __version__, TILELANG_VERSION, operators, example, tuple(exports))
+    return LibraryView(
+        banner=banner("operator specs"),
+        version=__version__,
+        tilelang_version=TILELANG_VERSION,
+        operators=operators,
+        example=example,
+        exports=tuple(exports),
+        gpu=target.gpu,
+        costs=target.plan,
+    )
 
 
 def banner(source: str) -> str:
@@ -140,7 +157,7 @@ def chunk_tensors(plan: Plan) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in stores if tensor.layout == "chunk")
 
 
-def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
+def _view_kernel(spec: OpSpec, kernel: KernelFile, costs: PlanCosts) -> KernelView:
     return KernelView(
         name=kernel.name,
         module=f"{spec.name}.{kernel.stem}",
@@ -151,7 +168,22 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile) -> KernelView:
         value_tile=kernel.value_tile,
         ctas_per_sm=kernel.ctas_per_sm,
         data_types=_python(kernel.data_types),
+        chunk_nanoseconds=costs.chunk_nanoseconds(kernel.kind, kernel.value_tile),
     )
+
+
+def _records(compiled: CompiledOperator) -> str:
+    if compiled.obstacle:
+        return ", ".join(_PORTABLE_RECORDS)
+    return ", ".join(name for name in _RECORDS if name != "Segments" or _view_segments(compiled.schedules))
+
+
+def _view_segments(schedules: tuple[tuple[Schedule, ...], ...]) -> str:
+    """From the kernel that makes the maps of segments."""
+    found = next((v[0].program.segment for v in schedules if v[0].program.segment is not None), None)
+    if found is None:
+        return ""
+    return _python_text(f"Segments(skips={found.bound is not None!r}, condition={found.condition!r})")
 
 
 def _recurrence(spec: OpSpec) -> tuple[str, ...]:

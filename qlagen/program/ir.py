@@ -167,8 +167,21 @@ class Carry:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """What a walk over part of a sequence stands for: S_out = M S_in + N. It makes N in the V columns of the carry and
+    M in K further ones, which start from the identity and load zeros.
+
+    `bound` is a cumulative log gate whose totals over the chunks, summed, bound log |M| where the inputs are within
+    `condition` (empty: always); None: nothing bounds it.
+    """
+
+    bound: Tensor | None
+    condition: str = ""
+
+
+@dataclass(frozen=True)
 class Program:
-    """One kernel. `scalars` are run-time fp32 arguments."""
+    """One kernel. `scalars` are run-time fp32 arguments; `segment` marks a walk that makes a segment's map."""
 
     name: str
     operator: str
@@ -176,6 +189,7 @@ class Program:
     operations: tuple[Operation, ...]
     stores: tuple[Store, ...]
     scalars: tuple[str, ...] = ()
+    segment: Segment | None = None
 
 
 @dataclass(frozen=True)
@@ -186,3 +200,6 @@ class Plan:
     dims: tuple[tuple[str, int], ...]
     """Sizes of C, K and V."""
     programs: tuple[Program, ...]
+    segment_forms: tuple[Program, ...] = ()
+    """Programs for the map of a segment, all for the same, of which a schedule takes the fastest; it runs before the
+    last program. Without one a sequence is never cut."""

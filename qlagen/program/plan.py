@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from qlagen.algebra.build import chunk_inputs
+from qlagen.algebra.context_parallel import split_rule, state_forms
 from qlagen.algebra.derivation import Derivation, Form
 from qlagen.algebra.ir import Node, topological, transpose
 from qlagen.program.check import check_plan
 from qlagen.program.hoist import hoist
-from qlagen.program.ir import Carry, Plan, Program, Store, Tensor
+from qlagen.program.ir import Carry, Plan, Program, Segment, Store, Tensor
 from qlagen.program.kernels import check_kernels
 from qlagen.program.leaves import Leaves, carried_leaves, chunk_tensors, gate_names, prepare_leaves
 from qlagen.program.lower import Lowering, below
 from qlagen.program.place_scales import place_scales
+from qlagen.program.segment import batch_obstacle
 from qlagen.spec.model import OpSpec
 
 
@@ -24,7 +28,9 @@ def build_plan(derivation: Derivation) -> Plan:
     yet, and E-PROGRAM for a form that tile operations cannot express.
     """
     check_kernels(derivation.spec, derivation.chosen)
-    return plan_programs(derivation)
+    plan = replace(plan_programs(derivation), segment_forms=segment_programs(derivation))
+    check_plan(plan)
+    return plan
 
 
 def plan_programs(derivation: Derivation) -> Plan:
@@ -34,11 +40,8 @@ def plan_programs(derivation: Derivation) -> Plan:
     """
     spec = derivation.spec
     form = place_scales(derivation.chosen, spec.state)
-    gates = frozenset(item.chunk_symbol for item in spec.inputs if item.role == "log_gate")
-    hoisted = hoist(form, spec.state, gates)
-    stages = {node: name for name, node in form.stages}
     origins = _first_stages(form)
-    tensors = chunk_tensors(spec, hoisted, stages, origins)
+    tensors = _prepared(spec, form, origins)
     programs = [_prepare(spec, form, tensors, origins)] if tensors else []
     programs.append(_forward(spec, form, tensors, origins))
     rows = {"C": derivation.proof.chunk, **dict(spec.dims)}
@@ -46,6 +49,31 @@ def plan_programs(derivation: Derivation) -> Plan:
     plan = Plan(spec.name, tuple(rows.items()), tuple(programs))
     check_plan(plan)
     return plan
+
+
+def segment_programs(derivation: Derivation) -> tuple[Program, ...]:
+    """Forms of the walk that makes a segment's map: the chosen form's next state without the read-outs, and the forms
+    with fewer products where what an earlier program prepares is at hand. None when a sequence cannot be cut."""
+    spec = derivation.spec
+    rule = split_rule(derivation)
+    if rule is None:
+        return ()
+    form = place_scales(derivation.chosen, spec.state)
+    origins = _first_stages(form)
+    tensors = _prepared(spec, form, origins)
+    nodes = {item.token_symbol: chunk_inputs(spec)[item.chunk_symbol] for item in spec.inputs}
+    bound = tensors.get(nodes[rule.gate]) if rule.granted and rule.bound == "log_gate_sum" else None
+    segment = Segment(bound, rule.condition)
+    states = (form.state, *(found.state for found in state_forms(derivation, tuple(tensors))))
+    programs = (_segment(spec, replace(form, state=state), tensors, segment) for state in dict.fromkeys(states))
+    return tuple(program for program in programs if not batch_obstacle(program))
+
+
+def _prepared(spec: OpSpec, form: Form, origins: Mapping[Node, str]) -> dict[Node, Tensor]:
+    """What the first program stores for the others."""
+    gates = frozenset(item.chunk_symbol for item in spec.inputs if item.role == "log_gate")
+    stages = {node: name for name, node in form.stages}
+    return chunk_tensors(spec, hoist(form, spec.state, gates), stages, origins)
 
 
 def _first_stages(form: Form) -> dict[Node, str]:
@@ -72,6 +100,15 @@ def _forward(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], origins: 
     carry = Carry(spec.state, form.state.shape, lowering.root(form.state))
     stores = (Store(output, lowering.root(form.output)),)
     return Program("forward", spec.name, carry, lowering.operations, stores, lowering.scalars)
+
+
+def _segment(spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], segment: Segment) -> Program:
+    """The walk that makes `form.state` and nothing else."""
+    stages = tuple((name, form.state if name == spec.state_output else node) for name, node in form.stages)
+    form = place_scales(replace(form, stages=stages), spec.state)
+    lowering = _lower(spec, form, carried_leaves(spec, tensors, {}), (form.state,), _first_stages(form))
+    carry = Carry(spec.state, form.state.shape, lowering.root(form.state))
+    return Program("segment", spec.name, carry, lowering.operations, (), lowering.scalars, segment)
 
 
 def _lower(spec: OpSpec, form: Form, leaves: Leaves, roots: tuple[Node, ...], origins: Mapping[Node, str]) -> Lowering:

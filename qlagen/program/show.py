@@ -35,13 +35,18 @@ def show_program(plan: Plan) -> str:
     One operation a line: the value with its dimensions, how it is made, and the spec stage that it belongs to.
     """
     sizes = ", ".join(f"{name} = {size}" for name, size in plan.dims)
-    return "\n\n".join([f"plan {plan.operator}: {sizes}", *map(_program, plan.programs)]) + "\n"
+    count = len(plan.segment_forms)
+    forms = [
+        _program(form, f", form {n} of {count}" if count > 1 else "") for n, form in enumerate(plan.segment_forms, 1)
+    ]
+    texts = [*map(_program, plan.programs[:-1]), *forms, *map(_program, plan.programs[-1:])]
+    return "\n\n".join([f"plan {plan.operator}: {sizes}", *texts]) + "\n"
 
 
-def _program(program: Program) -> str:
+def _program(program: Program, form: str = "") -> str:
     dims = infer_dims(program)
     walk = "one chunk after another" if program.carry else "chunks in parallel"
-    lines = [f"program {program.name}: {walk}"]
+    lines = [f"program {program.name}{form}: {walk}", *_segment(program)]
     lines += [f"  scalar {name}" for name in program.scalars]
     if program.carry is not None:
         lines.append(f"  carry {program.carry.name} {show_dims(program.carry.dims)}, next {program.carry.next}")
@@ -50,6 +55,17 @@ def _program(program: Program) -> str:
     lines += [f"  {text:<{width}}  # {origin}" if origin else f"  {text}" for text, origin in rows]
     lines += [f"  store {_tensor(store.tensor)} = {store.value}" for store in program.stores]
     return "\n".join(lines)
+
+
+def _segment(program: Program) -> list[str]:
+    """What a segment's program makes, and when its map is not needed."""
+    if program.segment is None:
+        return []
+    lines = ["  makes the state that a segment adds, and its map in K further columns of V"]
+    if program.segment.bound is None:
+        return [*lines, "  nothing bounds the map"]
+    where = f" where {program.segment.condition}" if program.segment.condition else ""
+    return [*lines, f"  the sum of total({program.segment.bound.name}) over its chunks bounds log |map|{where}"]
 
 
 def _tensor(tensor: Tensor) -> str:

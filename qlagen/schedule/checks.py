@@ -48,9 +48,10 @@ def check_registers(schedule: Schedule, target: Target) -> None:
             message = f"{registers} registers for role {name}: setmaxnreg takes multiples of {target.register_granule}"
             message += f" from {target.least_registers} to {target.most_registers}"
             raise QlagenError("E-REGISTERS", message)
+    even = target.registers_without_setmaxnreg(schedule.threads, options.ctas_per_sm)
     if options.registers:
         _check_register_file(schedule, target)
-    even = target.registers_without_setmaxnreg(schedule.threads, options.ctas_per_sm)
+        _check_launch(schedule, target, even)
     for role in schedule.roles:
         budget = role.registers if role.registers is not None else even
         if role.estimate > budget:
@@ -74,6 +75,17 @@ def _check_register_file(schedule: Schedule, target: Target) -> None:
         parts.append(f"movers {rest} x {movers}")
         message = f"{total} registers per CTA, and {limit} are there for {schedule.threads} threads"
         raise QlagenError("E-REGISTERS", message, notes=[", ".join(parts)], hints=["lower a role's registers"])
+
+
+def _check_launch(schedule: Schedule, target: Target, even: int) -> None:
+    """ptxas takes a product only if the registers of the launch hold its accumulators, whatever setmaxnreg adds."""
+    made = {i.step.writes for role in schedule.roles for i in role.body if i.step is not None and i.step.kind == "gemm"}
+    largest = max((f.registers for f in schedule.fragments if made.intersection(f.values)), default=0)
+    needed = largest + target.overhead_state
+    if needed > even:
+        message = f"a product needs about {needed} registers per thread, and the launch gives {even}"
+        notes = [f"{schedule.threads} threads, {schedule.options.ctas_per_sm} CTAs per SM; setmaxnreg comes too late"]
+        raise QlagenError("E-REGISTERS", message, notes=notes, hints=["ask for fewer CTAs per SM"])
 
 
 def check_movers(schedule: Schedule) -> None:

@@ -37,6 +37,8 @@ class Options:
     name, or ``#1``, ``#2`` for the first, second off-chain GEMM in program order."""
     mover_warps: int = 4
     """At most so many warps move data; more groups of rings than that share warps."""
+    form: int = 0
+    """Number of the form of a segment's program, from 1; 0: the one that the model finds fastest."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,9 @@ class Schedule:
     shared_bytes: int
     threads: int
     modelled_clocks: int
+    """Of an iteration of the first compute role."""
+    busiest_clocks: int
+    """Of the compute role that takes longest."""
     delays: tuple[tuple[str, int], ...]
     candidates: int
     """Distinct legal issue orders that were ranked."""

@@ -17,7 +17,9 @@ from qlagen.spec.fields import Table
 
 CARRIED = "carried"
 CHUNK_PARALLEL = "chunk_parallel"
+SEGMENT = "segment"
 MOST_STAGES = 8
+MOST_FORMS = 8
 _CARRIED_REGISTERS = ("state", "auxiliary", "movers")
 _PARALLEL_REGISTERS = ("tile", "movers")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -32,13 +34,16 @@ class ScheduleFile:
     target: str
     carried: tuple[Options, ...]
     chunk_parallel: tuple[Options, ...]
+    segment: tuple[Options, ...] = ()
+    """Without one, programs for the maps of segments take the carried entries."""
 
     def variants(self, program: Program, dims: Mapping[str, int]) -> tuple[Options, ...]:
         """The first alternative of every variant that fits a program whose C, K and V have the sizes `dims`."""
         return tuple(options[0] for options in self.alternatives(program, dims))
 
     def alternatives(self, program: Program, dims: Mapping[str, int]) -> tuple[tuple[Options, ...], ...]:
-        """Every variant whose value tile divides V, with its alternatives. Raises E-VARIANT when there is none."""
+        """Every variant whose value tile divides V (and K, which a segment's map has as further columns), with its
+        alternatives. Raises E-VARIANT when there is none."""
         groups: dict[str, list[Options]] = {}
         for options in self._fitting(program, dims):
             groups.setdefault(options.name, []).append(options)
@@ -47,10 +52,15 @@ class ScheduleFile:
     def _fitting(self, program: Program, dims: Mapping[str, int]) -> tuple[Options, ...]:
         if program.carry is None:
             return tuple(replace(options, value_tile=dims["V"]) for options in self.chunk_parallel)
-        fitting = tuple(options for options in self.carried if dims["V"] % options.value_tile == 0)
+        segment = program.segment is not None
+        entries = self.segment if segment and self.segment else self.carried
+        columns = [dims["V"], dims["K"]] if segment else [dims["V"]]
+        fitting = tuple(entry for entry in entries if all(size % entry.value_tile == 0 for size in columns))
         if not fitting:
-            message = f"{self.file}: no carried variant has a value tile that divides V = {dims['V']}"
-            tiles = ", ".join(f"{options.name} ({options.value_tile})" for options in self.carried)
+            sizes = " and ".join(f"{name} = {size}" for name, size in zip("VK", columns, strict=False))
+            kind = SEGMENT if entries is self.segment else CARRIED
+            message = f"{self.file}: no {kind} variant has a value tile that divides {sizes}"
+            tiles = ", ".join(f"{options.name} ({options.value_tile})" for options in entries)
             raise QlagenError("E-VARIANT", message, notes=[f"value tiles: {tiles}"], hints=["add a variant"])
         return fitting
 
@@ -69,12 +79,14 @@ def parse_options(text: str, file: str) -> ScheduleFile:
     target = top.choice("target", target_names())
     carried = _variants(top, CARRIED, lambda table: _read_carried(table, target))
     parallel = _variants(top, CHUNK_PARALLEL, lambda table: _read_parallel(table, target))
-    return ScheduleFile(file, target, carried, parallel)
+    segment = _variants(top, SEGMENT, lambda table: _read_segment(table, target)) if SEGMENT in top.values else ()
+    return ScheduleFile(file, target, carried, parallel, segment)
 
 
 def _check_top(top: Table) -> None:
-    """The target and both kinds of variants, and nothing else."""
-    allowed = ("target", CARRIED, CHUNK_PARALLEL)
+    """The target, both kinds of variants and perhaps those of segments, and nothing else."""
+    needed = ("target", CARRIED, CHUNK_PARALLEL)
+    allowed = (*needed, SEGMENT)
     for key in top.values:
         if key not in allowed:
             notes = [f"a schedule file has {', '.join(allowed)}"]
@@ -82,7 +94,7 @@ def _check_top(top: Table) -> None:
             raise QlagenError(
                 "E-TABLE", f"unknown table or key {key!r}", span=top.key_span(key), notes=notes, hints=hints
             )
-    for key in allowed:
+    for key in needed:
         if key not in top.values:
             notes = [f"a schedule file has {', '.join(allowed)}"]
             raise QlagenError("E-MISSING", f"{key!r} is missing", span=top.key_span(key), notes=notes)
@@ -123,6 +135,20 @@ def _read_carried(table: Table, target: str) -> Options:
         registers=_registers(table, target, _CARRIED_REGISTERS),
         ctas_per_sm=table.integer("ctas_per_sm", 1, 8) if "ctas_per_sm" in table.values else 1,
         delays=tuple((f"#{number}", delay) for number, delay in enumerate(delays, 1)),
+    )
+
+
+def _read_segment(table: Table, target: str) -> Options:
+    table.check_keys(("name", "value_tile", "stages", "ahead", "registers"), ("ctas_per_sm", "form"))
+    return Options(
+        name=_name(table),
+        value_tile=_value_tile(table),
+        stages=table.integer("stages", 1, MOST_STAGES),
+        ahead=table.integer("ahead", 0, MOST_STAGES - 1),
+        output_stages=1,
+        registers=_registers(table, target, _CARRIED_REGISTERS),
+        ctas_per_sm=table.integer("ctas_per_sm", 1, 8) if "ctas_per_sm" in table.values else 1,
+        form=table.integer("form", 1, MOST_FORMS) if "form" in table.values else 0,
     )
 
 

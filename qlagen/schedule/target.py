@@ -32,6 +32,29 @@ class Clocks:
 
 
 @dataclass(frozen=True)
+class PlanCosts:
+    """Modelled nanoseconds by which the library chooses segments and tiles at run time."""
+
+    start: int
+    """A CTA's start and end."""
+    launch: int
+    join: int
+    """Carrying a state over one segment."""
+    undecayed_percent: int
+    """Of the heads: those whose segments need a map."""
+    warm_chunks: int
+    """Chunks after which the other heads have forgotten their state."""
+    tie_percent: int
+    chunks: tuple[tuple[str, int, int], ...]
+    """(kind of kernel, value tile, nanoseconds of a chunk)."""
+
+    def chunk_nanoseconds(self, kind: str, value_tile: int) -> int:
+        """Of a kernel with a state: that of the nearest tile known; 0 for a kernel of another kind."""
+        known = [(abs(tile - value_tile), tile, time) for name, tile, time in self.chunks if name == kind]
+        return min(known)[2] if known else 0
+
+
+@dataclass(frozen=True)
 class Target:
     """One GPU. Bytes, registers and counts as the field names say."""
 
@@ -51,6 +74,7 @@ class Target:
     """Registers per thread beside live fragments in the role that carries the state."""
     overhead_other: int
     clocks: Clocks
+    plan: PlanCosts
 
     def shared_limit(self, ctas_per_sm: int) -> int:
         """Bytes of shared memory that one of `ctas_per_sm` CTAs may use."""
@@ -91,7 +115,7 @@ def parse_target(text: str, file: str) -> Target:
     """Read a target's text. Raises the codes of `qlagen.spec.document` and `qlagen.spec.fields`."""
     document = read_document(text, file)
     top = Table(document, (), document.data)
-    top.check_keys(("target", "shared_memory", "registers", "throughput", "clocks"))
+    top.check_keys(("target", "shared_memory", "registers", "throughput", "clocks", "plan"))
     facts, shared, registers = top.table("target"), top.table("shared_memory"), top.table("registers")
     facts.check_keys(("name", "gpu", "streaming_multiprocessors", "warps_per_sm"))
     shared.check_keys(("per_sm", "reserved_per_cta", "alignment"))
@@ -112,6 +136,7 @@ def parse_target(text: str, file: str) -> Target:
         overhead_state=registers.integer("overhead_state", 0, _MOST),
         overhead_other=registers.integer("overhead_other", 0, _MOST),
         clocks=_read_clocks(top.table("clocks")),
+        plan=_read_plan(top.table("plan")),
     )
 
 
@@ -119,3 +144,12 @@ def _read_clocks(table: Table) -> Clocks:
     names = tuple(Clocks.__dataclass_fields__)
     table.check_keys(names)
     return Clocks(**{name: table.integer(name, 0, _MOST) for name in names})
+
+
+def _read_plan(table: Table) -> PlanCosts:
+    chunks = {f"{kind}_v{tile}": (kind, tile) for kind in ("carried", "segment") for tile in (128, 64)}
+    names = tuple(name for name in PlanCosts.__dataclass_fields__ if name != "chunks")
+    table.check_keys((*chunks, *names))
+    numbers = {name: table.integer(name, 0, 100 if name.endswith("percent") else _MOST) for name in names}
+    times = tuple((kind, tile, table.integer(name, 1, _MOST)) for name, (kind, tile) in chunks.items())
+    return PlanCosts(**numbers, chunks=times)

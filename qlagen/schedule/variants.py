@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Program
@@ -13,6 +14,8 @@ from qlagen.schedule.target import Target
 
 BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS", "E-TILE")
 """Codes that say that a program does not fit some options, not that it cannot be scheduled."""
+FORMS = ("E-ORIENT", "E-PLACE", "E-VARIANT")
+"""Codes that say that a program cannot be scheduled in this form, or for these sizes."""
 
 
 def build_schedules(
@@ -32,6 +35,41 @@ def build_schedules(
     if not built:
         raise refusals[0]
     return tuple(built)
+
+
+def fastest_schedules(
+    forms: Sequence[Program], dims: Mapping[str, int], file: ScheduleFile, target: Target
+) -> tuple[Schedule, ...]:
+    """For every variant the schedule of that form, of several for the same, which takes the fewest clocks per
+    iteration and CTA of an SM in the model, earlier ones in case of doubt; or of the form that the file's entry names.
+
+    Empty when no form can be scheduled; raises errors of `build_schedule` that neither other options nor another form
+    would cure.
+    """
+    found: dict[str, Schedule] = {}
+    for number, form in enumerate(forms, 1):
+        for schedule in _schedules_of_form(form, number, dims, file, target):
+            best = found.get(schedule.options.name)
+            if best is None or _pace(schedule) < _pace(best):
+                found[schedule.options.name] = schedule
+    return tuple(found.values())
+
+
+def _schedules_of_form(
+    form: Program, number: int, dims: Mapping[str, int], file: ScheduleFile, target: Target
+) -> tuple[Schedule, ...]:
+    entries = tuple(entry for entry in file.segment if entry.form in (0, number))
+    try:
+        return build_schedules(form, dims, replace(file, segment=entries), target)
+    except QlagenError as error:
+        if error.code not in (*BUDGETS, *FORMS):
+            raise
+        return ()
+
+
+def _pace(schedule: Schedule) -> float:
+    """Clocks per iteration of a CTA, when an SM has as many as fit."""
+    return schedule.busiest_clocks / schedule.options.ctas_per_sm
 
 
 def _first_that_fits(

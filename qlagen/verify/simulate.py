@@ -14,55 +14,23 @@ from types import ModuleType
 from typing import Any
 
 from qlagen.verify.emulator import EmulatedKernel, Mode, build_emulated, lower_kernel
+from qlagen.verify.segments import Sequences, join_segments
 
 WORKERS = 3
 """CTAs of a persistent grid in the emulator: few, so that each walks several items."""
 EAGER = Mode()
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Where each sequence begins and ends, and its chunks, as the kernels' tables say it."""
-
-    offsets: tuple[int, ...]
-    chunk: int
-
-    @property
-    def count(self) -> int:
-        return len(self.offsets) - 1
-
-    def chunks(self) -> list[tuple[int, int]]:
-        """(first token, valid rows) of every chunk, sequence by sequence."""
-        found = []
-        for first, end in zip(self.offsets, self.offsets[1:], strict=False):
-            found += [(start, min(self.chunk, end - start)) for start in range(first, end, self.chunk)]
-        return found
-
-    def slots(self, tokens: int) -> int:
-        """Chunk slots that a caller who knows only the number of tokens must provide."""
-        return tokens // self.chunk + self.count
-
-    def tables(self, tokens: int) -> dict[str, list[int]]:
-        """cu_seqlens, chunk_offsets, chunk_first and chunk_rows; unused slots have no rows."""
-        chunks = self.chunks()
-        unused = self.slots(tokens) - len(chunks)
-        lengths = [b - a for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
-        chunk_offsets = [0]
-        for length in lengths:
-            chunk_offsets.append(chunk_offsets[-1] - -length // self.chunk)
-        return {
-            "cu_seqlens": list(self.offsets),
-            "chunk_offsets": chunk_offsets,
-            "chunk_first": [first for first, _ in chunks] + [0] * unused,
-            "chunk_rows": [rows for _, rows in chunks] + [0] * unused,
-        }
+SEGMENT, WALK = "segment", "carried"
+"""Kinds of kernels: those that make what the joining of segments needs, and those that need them joined."""
+UNTOUCHED = -77
+"""What an integer is that no kernel has written."""
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of an operator. `tensors`: [tokens, heads, ...] by name; `numbers`: fp32 arguments by name.
 
-    `initial_state` fp32 [sequences, value_heads, K, V], or with V before K when `value_first`; None: zero.
+    `initial_state` fp32 [sequences, value_heads, K, V], or with V before K when `value_first`; None: zero. `cuts` and
+    `unused` as in `Sequences`; `skip_threshold` says when the map of a segment is left out.
     """
 
     tensors: Mapping[str, Any]
@@ -72,6 +40,9 @@ class Call:
     state_shape: tuple[int, int]
     initial_state: Any = None
     value_first: bool = False
+    cuts: tuple[tuple[int, ...], ...] = ()
+    unused: int = 0
+    skip_threshold: float = -10.0
 
 
 class EmulatedOperator:
@@ -83,13 +54,16 @@ class EmulatedOperator:
         self.kernels = tuple(_build(module, data_type, out_dir) for module in kernels)
 
     def __call__(self, call: Call, mode: Mode = EAGER, workers: int = WORKERS) -> dict[str, Any]:
-        """Launches the kernels one after another; every buffer that they fill starts as NaN.
+        """Launches the kernels one after another; every buffer that they fill starts as NaN. Segments are made only
+        where sequences are cut, and are joined before a kernel walks them.
 
         Returns all buffers by name, the final state as [sequences, value_heads, *state_shape] (transposed when
         `value_first`). Raises what `EmulatedKernel` raises.
         """
         torch = importlib.import_module("torch")
-        sequences = Sequences(tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK)
+        sequences = Sequences(
+            tuple(int(offset) for offset in call.offsets), self.modules[0].CHUNK, call.cuts, call.unused
+        )
         tokens = next(iter(call.tensors.values())).shape[0]
         pool: dict[str, Any] = dict(call.tensors)
         for name, values in sequences.tables(tokens).items():
@@ -100,8 +74,13 @@ class EmulatedOperator:
         if call.initial_state is not None:
             pool["initial_state"].copy_(call.initial_state.reshape(state))
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
+        sizes |= {"segments": sequences.segments, "joints": sequences.joints}
         sizes["chunk_count"] = sequences.slots(tokens)
         for module, kernel in zip(self.modules, self.kernels, strict=True):
+            if module.KIND == SEGMENT and not any(call.cuts):
+                continue
+            if module.KIND == WALK and "segment_joined" in pool:
+                join_segments(pool["segment_state"], pool["segment_joined"], pool["segment_sequence"], call.state_shape)
             _allocate(torch, kernel, pool, sizes)
             arguments = {name: pool[name] for name in module.TENSORS}
             numbers = {**call.numbers, **_integers(call, workers)}
@@ -117,7 +96,7 @@ def _build(module: ModuleType, data_type: str, out_dir: Path | None) -> Emulated
     return build_emulated(lowered, f"{module.NAME}_{data_type}", out_dir)
 
 
-def _integers(call: Call, workers: int) -> dict[str, int]:
+def _integers(call: Call, workers: int) -> dict[str, float]:
     key, value = call.state_shape
     strides = (1, key) if call.value_first else (value, 1)
     return {
@@ -126,12 +105,16 @@ def _integers(call: Call, workers: int) -> dict[str, int]:
         "has_initial_state": int(call.initial_state is not None),
         "has_final_state": 1,
         "workers": workers,
+        "skip_threshold": call.skip_threshold,
     }
 
 
 def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: Mapping[str, int]) -> None:
-    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN."""
+    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN, or of an odd number."""
     for parameter in kernel.lowered.parameters:
         if parameter.shape is not None and parameter.name not in pool:
             shape = [size if isinstance(size, int) else sizes[size] for size in parameter.shape]
-            pool[parameter.name] = torch.full(shape, float("nan"), dtype=getattr(torch, parameter.dtype))
+            dtype = getattr(torch, parameter.dtype)
+            pool[parameter.name] = torch.full(
+                shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ from qlagen.verify.emulator import Mode
 from qlagen.verify.library import torch_arguments
 from qlagen.verify.problem import Problem
 from qlagen.verify.report import Row, failure, judge
-from qlagen.verify.simulate import Call, EmulatedOperator
+from qlagen.verify.segments import even_cuts
+from qlagen.verify.simulate import SEGMENT, Call, EmulatedOperator
+
+PIECES = 3
+"""Segments of a sequence: a first one, one that is joined to it, and a last one."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ def simulate_variant(
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Two rows, o and final_state, for each case that has tokens and each mode. Kernels are built once per data type.
+    With a kernel that makes segments' maps, sequences are cut into up to `PIECES` segments.
 
     Raises QlagenError when a kernel cannot be built.
     """
@@ -57,13 +62,18 @@ def simulate_variant(
 def simulate_problem(operator: EmulatedOperator, problem: Problem, mode: Mode, implementation: str) -> list[Row]:
     """Rows of one case in one mode. A deadlock or a bad access becomes a failed row."""
     try:
-        buffers = operator(call_of(problem), mode)
+        buffers = operator(_cut(call_of(problem), operator), mode)
     except QlagenError as fault:
         return [failure(problem, implementation, "o", f"{fault.code}: {fault.message}")]
     state = _numpy(buffers["final_state"])
     if problem.case.state_v_first:
         state = np.swapaxes(state, -1, -2)
     return judge(problem, implementation, _numpy(buffers["o"]).reshape(problem.output.shape), state)
+
+
+def _cut(call: Call, operator: EmulatedOperator) -> Call:
+    chunk = next((module.CHUNK for module in operator.modules if module.KIND == SEGMENT), 0)
+    return replace(call, cuts=even_cuts(tuple(call.offsets), chunk, PIECES)) if chunk else call
 
 
 def call_of(problem: Problem) -> Call:

@@ -9,13 +9,22 @@ import pytest
 
 from qlagen.algebra import ir
 from qlagen.algebra.build import build_form, build_recurrence
-from qlagen.algebra.context_parallel import ContextParallel, SkipRule, context_parallel, skip_rule
+from qlagen.algebra.context_parallel import (
+    ContextParallel,
+    SkipRule,
+    context_parallel,
+    prove_states,
+    skip_rule,
+    split_rule,
+    state_forms,
+)
 from qlagen.algebra.derivation import Form
 from qlagen.algebra.evaluate import evaluate
 from qlagen.algebra.fields import Array, Float64
 from qlagen.algebra.prove import prove
 from qlagen.algebra.segment import SegmentMap, compose, full_map, segment_map
 from qlagen.algebra.text import show
+from qlagen.errors import QlagenError
 from qlagen.spec.model import OpSpec
 
 from .operators import FAMILY, NAMES, chunk_values, derivation, spec
@@ -113,11 +122,39 @@ class TestStateOnly:
         assert found.chain_gemms == 2
 
 
+class TestStateForms:
+    def saved(self, name: str) -> tuple[ir.Node, ...]:
+        found = [node for node in ir.topological((derivation(name).chosen.state,)) if node.op == "inverse"]
+        return tuple(found)
+
+    def test_with_the_inverse_at_hand_a_product_of_it_and_the_keys_leaves_the_chain(self) -> None:
+        form, *_ = state_forms(derivation("gated_delta_rule"), self.saved("gated_delta_rule"))
+        assert form.chain_gemms == 2
+        assert form.multiply_adds == 64 * 64 * 128 + 2 * 64 * 128 * 128
+        assert show(form.state).startswith("total(G) * S + (K^T @ (")
+        assert show(form.state).endswith("@ (V - from_start(G) * (K @ S))")
+
+    @pytest.mark.parametrize("name", [*NAMES, *FAMILY])
+    def test_they_make_the_next_state(self, name: str) -> None:
+        chosen = derivation(name).chosen.state
+        for form in state_forms(derivation(name), self.saved(name)):
+            assert form.bound < 1e-11
+            env = chunk_values(spec(name), SIZES)
+            got, want = evaluate((form.state, chosen), env, SIZES["C"], Float64(), sizes=SIZES)
+            np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+    def test_a_wrong_form_is_refused(self) -> None:
+        found = derivation("simple_gla")
+        with pytest.raises(QlagenError, match="is not the next state") as caught:
+            prove_states(found, (found.chosen.state, ir.linear(((2, found.chosen.state),))))
+        assert caught.value.code == "E-PROOF"
+
+
 class TestSkip:
     def test_rules(self) -> None:
         gated = token_rule(spec("gated_delta_rule"))
         assert (gated.bound, gated.condition, gated.granted) == ("log_gate_sum", "0 <= beta |k|^2 <= 2", True)
-        assert token_rule(spec("simple_gla")) == SkipRule("log_gate_sum", "", granted=True)
+        assert token_rule(spec("simple_gla")) == SkipRule("log_gate_sum", "", granted=True, gate="a")
         assert token_rule(spec("delta_rule")).bound == "never"  # nothing decays
         expected = {
             "gla": "largest_channel_sum",  # M is diagonal
@@ -129,6 +166,7 @@ class TestSkip:
             "rwkv7": "never",
         }
         assert {name: token_rule(spec(name)).bound for name in FAMILY} == expected
+        assert {name: split_rule(derivation(name)) for name in FAMILY} == {n: token_rule(spec(n)) for n in FAMILY}
         steps = token_rule(spec("gated_delta_product"))
         assert (steps.condition, steps.granted) == ("0 <= beta |k|^2 <= 2", True)
 

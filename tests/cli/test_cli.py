@@ -259,7 +259,7 @@ def test_verify_where_the_kernels_cannot_run(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", str(SPEC), "--kernel", "forward_v64", "--case", "T=65", "--json"]
+    arguments = ["simulate", str(SPEC), "--kernel", "prepare_tile+forward_v64", "--case", "T=65", "--json"]
     assert main(arguments) == 0
     rows = json.loads(capsys.readouterr().out)
     assert all(row.keys() >= ROW and row["ok"] for row in rows)

@@ -32,7 +32,8 @@ def test_exports_are_the_contract(kernel: tuple[str, str, str]) -> None:
     schedule, text = schedule_of(kernel), emitted(*kernel)
     exported = constants(text)
     assert exported["NAME"] == "_".join(kernel) == kernel_name(schedule)
-    assert exported["KIND"] == ("carried" if schedule.program.carry else "chunk_parallel")
+    kinds = {"prepare": "chunk_parallel", "segment": "segment", "forward": "carried"}
+    assert exported["KIND"] == kinds[schedule.program.name]
     assert exported["DATA_TYPES"] == DATA_TYPES == ("bfloat16", "float16")
     assert exported["VALUE_TILE"] == schedule.options.value_tile
     assert exported["CTAS_PER_SM"] == schedule.options.ctas_per_sm
@@ -57,7 +58,8 @@ def test_parameters_are_tensors_then_scalars_in_exported_order(kernel: tuple[str
 
 def test_run_time_values_are_no_constants() -> None:
     exported = constants(emitted(*GATED))
-    assert exported["DYNAMIC"] == ("tokens", "key_heads", "value_heads", "sequences", "chunk_count")
+    sizes = ("tokens", "key_heads", "value_heads", "sequences", "segments", "joints", "chunk_count")
+    assert exported["DYNAMIC"] == sizes
     assert [name for name, _ in exported["SCALARS"]] == [
         "scale",
         "state_key_stride",

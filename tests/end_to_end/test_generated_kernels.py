@@ -22,12 +22,14 @@ FILES = sorted(path for path in KERNELS.glob("*/*.py") if path.name != "__init__
 
 
 def launches(operator: str) -> list[tuple[Path, ...]]:
-    """Every choice of one variant for each kernel of an operator, prepare before forward."""
+    """Every choice of one variant for each kernel of an operator, prepare before forward, for whole sequences; and one
+    with each kernel that makes segments between them."""
     files = [path for path in FILES if path.parent.name == operator]
-    programs = sorted({path.stem.rsplit("_", 1)[0] for path in files}, reverse=True)
-    return list(
-        itertools.product(*([path for path in files if path.stem.rsplit("_", 1)[0] == program] for program in programs))
-    )
+    of = {
+        name: [path for path in files if path.stem.startswith(f"{name}_")] for name in ("prepare", "segment", "forward")
+    }
+    whole = list(itertools.product(of["prepare"], of["forward"]))
+    return whole + [(of["prepare"][0], path, of["forward"][-1]) for path in of["segment"] if whole]
 
 
 CHOICES = [(operator.stem, files) for operator in SPECS for files in launches(operator.stem) if files]
@@ -36,7 +38,8 @@ CHOICES = [(operator.stem, files) for operator in SPECS for files in launches(op
 
 def test_every_operator_has_kernels() -> None:
     assert {operator for operator, _ in CHOICES} >= {"gated_delta_rule", "delta_rule", "simple_gla"}
-    assert all(len(files) == 2 for _, files in CHOICES)
+    assert {len(files) for _, files in CHOICES} == {2, 3}
+    assert {path for _, files in CHOICES for path in files} == set(FILES)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -46,7 +49,9 @@ def test_compiles_without_spill_or_serialised_products(file: Path) -> None:
     assert all(report.spill_bytes == 0 and not report.messages for report in reports)
 
 
-@pytest.mark.parametrize(("operator", "files"), CHOICES, ids=lambda x: x if isinstance(x, str) else x[-1].stem)
+@pytest.mark.parametrize(
+    ("operator", "files"), CHOICES, ids=lambda x: x if isinstance(x, str) else "-".join(path.stem for path in x[1:])
+)
 def test_agrees_with_the_recurrence_in_every_order(operator: str, files: tuple[Path, ...]) -> None:
     spec = load_spec(ROOT / "specs" / f"{operator}.toml")
     problems = make_problems(spec, derive(spec).chosen, cases_for(spec, SETS["small"]), 0, 1)

@@ -39,6 +39,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"v": HALF[:, :, :3], "g": torch.zeros(1, 70, 3), "beta": torch.zeros(1, 70, 3)},
         "v is given with Hv = 3 heads; Hv must be a multiple of Hk = 2",
     ),
+    "one segment": ({"auto_cp": 1}, "auto_cp is 1; allowed: True (a cost model decides), False (sequences stay whole)"),
+    "minus one segment": ({"auto_cp": -1}, "auto_cp is -1; allowed: True"),
+    "a fraction of a segment": ({"auto_cp": 2.5}, "auto_cp is a float; allowed: True"),
+    "no auto_cp": ({"auto_cp": None}, "auto_cp is a NoneType; allowed: True"),
+    "threshold above zero": ({"cp_threshold": 0.1}, "cp_threshold is 0.1; a sum of log gates is needed: 0 or less"),
+    "threshold not a number": ({"cp_threshold": float("nan")}, "cp_threshold is nan; a sum of log gates is needed"),
+    "threshold a word": ({"cp_threshold": "-10"}, "cp_threshold is a str; a sum of log gates is needed"),
     "scale a tensor": ({"scale": torch.ones(1)}, "scale is a Tensor; a number or None is needed"),
     "scale a word": ({"scale": "big"}, "scale is a str; a number or None is needed"),
     "state a list": ({"initial_state": []}, "initial_state is a list; a tensor of shape [1, 4, 128, 128] is needed"),
@@ -153,3 +160,18 @@ def test_arguments_come_from_the_spec() -> None:
         chunk_delta_rule(**values)
     with pytest.raises(TypeError, match="unexpected keyword argument 'beta'"):
         chunk_simple_gla(**values)
+
+
+def test_how_sequences_are_cut() -> None:
+    """Only what the arguments say is kept of them; the portable implementation takes them too."""
+
+    def cut(**options: Any) -> tuple[int, float]:
+        values = inputs(length=5)
+        call = check_call(OPERATORS["gated_delta_rule"], (*values.values(), None), **options)
+        chunk_gated_delta_rule(**values, **options)
+        return call.parts, call.threshold
+
+    assert cut() == (0, -10.0)
+    assert cut(auto_cp=False, cp_threshold=0) == (1, 0.0)
+    assert cut(auto_cp=True, cp_threshold=float("-inf")) == (0, float("-inf"))
+    assert cut(auto_cp=7) == (7, -10.0)

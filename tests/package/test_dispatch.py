@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 import qla_ops
 from qla_ops import ImplementationUnavailableError, chunk_gated_delta_rule, chunk_gated_delta_rule_fwd
 from qla_ops.runtime import choose, dispatch, inspecting, loader, log
-from qla_ops.runtime.records import Kernel, Program
+from qla_ops.runtime.records import Kernel
 from tests.package.calls import inputs, states
 
 PATTERN = Kernel("name", "module", (), (), (), "carried", 128, 1, ("bfloat16",))
@@ -31,11 +33,11 @@ def hopper_for_all(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def call_forward(operator: Any, *values: Any) -> None:
-        names = ("inputs", "initial_state", "cu_seqlens", "state_v_first", "o", "final_state")
+        names = ("inputs", "initial_state", "cu_seqlens", "state_v_first", "parts", "threshold", "o", "final_state")
         calls.append(dict(zip(names, values, strict=True)))
-        values[4].fill_(1)
-        if values[5] is not None:
-            values[5].fill_(2)
+        values[6].fill_(1)
+        if values[7] is not None:
+            values[7].fill_(2)
 
     monkeypatch.setattr(choose, "unsuitable", lambda call: None)
     monkeypatch.setattr(dispatch.ops, "call_forward", call_forward)
@@ -140,32 +142,69 @@ def test_explain_the_portable_implementation() -> None:
         qla_ops.explain(print)
 
 
-def test_explain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call would get kernels, on a GPU with 132 SMs."""
     monkeypatch.setattr(inspecting, "choose", lambda call, strict, impl: "hopper")
     monkeypatch.setattr(inspecting, "device_facts", lambda index: choose.Device("H200", (9, 0), 132))
+
+
+def shapes(length: int, heads: int) -> dict[str, torch.Tensor]:
+    """Arguments without memory."""
+    vectors = dict.fromkeys("qkv", torch.empty(1, length, heads, 128, dtype=torch.bfloat16, device="meta"))
+    return {**vectors, **dict.fromkeys(("g", "beta"), torch.empty(1, length, heads, device="meta"))}
+
+
+@pytest.mark.usefixtures("explained")
+def test_explain_kernels() -> None:
     prepare = choose.OPERATORS["gated_delta_rule"].kernels[0]
     assert str(chunk_gated_delta_rule.explain(**inputs())).splitlines() == [
         "chunk_gated_delta_rule: hopper (its kernels take these arguments)",
         f"  gated_delta_rule_prepare_tile: 8 CTAs (persistent, {prepare.ctas_per_sm} on each of 132 SMs at most)",
-        "  gated_delta_rule_forward_v64: 8 CTAs (4 sequences x heads, value tile 64, all at once on 132 SMs)",
+        "  gated_delta_rule_forward_v64: 8 CTAs (4 segments x heads, tile of 64 columns, all at once on 132 SMs)",
+        "  sequences stay whole (cutting them is not faster, by the model)",
+        "  modelled: 7 us without the prepare kernels",
     ]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "tile"),
-    [(1, 64), (8, 64), (64, 64), (66, 64), (67, 128), (128, 128), (132, 128), (133, 128), (4096, 128)],
-)
-def test_narrow_tiles_while_all_run_at_once(pairs: int, tile: int) -> None:
-    """On 132 SMs: 64 heads were 1.4 times faster with the narrow tile, 128 heads 1.2 times slower."""
-    forward = choose.OPERATORS["gated_delta_rule"].programs[-1]
-    assert choose.choose_variant(forward, 128, pairs, 132).value_tile == tile
+@pytest.mark.usefixtures("explained")
+def test_explain_a_cut() -> None:
+    text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), auto_cp=4))
+    assert re.search(r"gated_delta_rule_segment_v\d+: \d+ CTAs \(32 segments x heads, tile of", text)
+    assert "join: 64 CTAs (carries states over the segments that do not forget them)" in text
+    assert "each sequence is cut into 4 segments, where its chunks allow (auto_cp=4)" in text
+    times = r"modelled: (\d+) us without the prepare kernels \(states \d+, join \d+, forward \d+, launches 5\)"
+    found = re.search(times + "; whole: 772 us", text)
+    assert found is not None
+    assert int(found[1]) < 772
+    assert "segments, where its chunks allow (the model's choice)" in str(
+        chunk_gated_delta_rule.explain(**shapes(32768, 8))
+    )
+
+
+@pytest.mark.usefixtures("explained")
+def test_explain_packed_sequences() -> None:
+    offsets = torch.empty(5, dtype=torch.int32, device="meta")
+    text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), cu_seqlens=offsets))
+    assert re.search(r"sequences are cut on the GPU, by their lengths, \d+ times at most \(the model's choice\)", text)
+    assert re.search(r"modelled, all equally long: .*\n  modelled, one long, the others a chunk: .*; whole: ", text)
+    text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), cu_seqlens=offsets, auto_cp=False))
+    assert "sequences stay whole (auto_cp=False)" in text
+
+
+@pytest.mark.usefixtures("explained")
+def test_explain_an_operator_without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = choose.OPERATORS["gated_delta_rule"]
+    programs = tuple(program for program in operator.programs if program.variants[0].kind != "segment")
+    monkeypatch.setitem(choose.OPERATORS, "gated_delta_rule", replace(operator, name="other", programs=programs))
+    text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), auto_cp=4))
+    assert "sequences stay whole: this operator has no kernel for segments" in text
 
 
 def test_workers_are_no_more_than_the_work() -> None:
-    prepare = Program("prepare", (PATTERN,)).variants[0]
-    assert choose.workers(prepare, 5, 132) == 5
-    assert choose.workers(prepare, 5000, 132) == 132
-    assert choose.workers(prepare, 0, 132) == 1
+    assert choose.workers(PATTERN, 5, 132) == 5
+    assert choose.workers(PATTERN, 5000, 132) == 132
+    assert choose.workers(PATTERN, 0, 132) == 1
 
 
 # Buffers

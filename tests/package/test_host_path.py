@@ -1,4 +1,5 @@
-"""The host path from public arguments to the emitted kernels' own launch functions, with the CPU emulator as the GPU.
+"""The host path from public arguments to the emitted kernels' own launch functions, with the CPU emulator as the GPU,
+for whole sequences and for sequences that are cut into segments.
 
 It checks what the host hands over: tables, workspaces, strides, flags, padding. The emulator refuses a tensor of the
 wrong type or shape, and watches for accesses outside.
@@ -6,6 +7,7 @@ wrong type or shape, and watches for accesses outside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,12 +19,16 @@ from qla_ops import chunk_gated_delta_rule
 from qla_ops.runtime import hopper
 from qla_ops.runtime.builder import kernel_file
 from qla_ops.runtime.choose import OPERATORS, Device
+from qla_ops.runtime.loader import JOIN
+from qla_ops.runtime.plan import NEVER
 from qla_ops.runtime.records import Kernel
 from qlagen.emit.load import load_kernel
 from qlagen.verify.emulator import EmulatedKernel, build_emulated, lower_kernel
 from tests.package.calls import inputs, states
+from tests.package.shared_kernels import join_kernel
 
 OPERATOR = OPERATORS["gated_delta_rule"]
+CALL_TABLES = ("chunk_offsets", "cu_seqlens", "g_cum", "segment_chunks", "segment_offsets", "segment_sequence")
 SCALARS = {"scale": 128**-0.5}
 STATES = ("initial_state", "final_state")
 TOKENS = {"o", *(item.name for item in OPERATOR.tensors)}
@@ -36,12 +42,13 @@ def emulated(kernel: Kernel, data_type: str) -> EmulatedKernel:
 
 def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
     """Stands in for `loader.function`."""
-    target = emulated(kernel, data_type)
+    target = join_kernel() if kernel is JOIN else emulated(kernel, data_type)
     wanted = [parameter.name for parameter in target.lowered.parameters]
 
     def launch(*values: Any) -> None:
         given = dict(zip(kernel.parameters, values, strict=True))
         # The host passes memory, whatever its shape; the emulator wants the declared one, even of an absent state.
+        uncut = given.get("segment_state") is given.get("o")
         for name in given.keys() & TOKENS:
             given[name] = given[name].flatten(0, 1)
         for name in STATES:
@@ -50,6 +57,8 @@ def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
                 shape = (given["sequences"], given["value_heads"], -1)
                 absent = torch.full((given["sequences"], given["value_heads"], 128 * 128), float("nan"))
                 given[name] = given[name].view(shape) if present else absent
+        if "segment_state" in given and uncut:
+            given["segment_state"] = torch.empty((0, given["value_heads"], 256 * 128))
         target(**{name: given[name] for name in wanted if name in given})
 
     return launch
@@ -70,12 +79,15 @@ def run(
     cu_seqlens: torch.Tensor | None = None,
     value_first: bool = False,
     final: bool = True,
+    parts: int = NEVER,
+    threshold: float = -10.0,
 ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor]]:
     batch, length, heads, width = values["v"].shape
     count = batch if cu_seqlens is None else len(cu_seqlens) - 1
     o = torch.full((batch, length, heads, width), float("nan"), dtype=values["v"].dtype)
     state = torch.full((count, heads, 128, 128), float("nan")) if final else None
-    made = hopper.forward(OPERATOR, values, SCALARS, initial_state, cu_seqlens, value_first, o, state)
+    options = initial_state, cu_seqlens, value_first, parts, threshold
+    made = hopper.forward(OPERATOR, values, SCALARS, *options, o, state)
     return o, state, made
 
 
@@ -138,8 +150,9 @@ def test_no_final_state_and_the_workspaces() -> None:
     o, state, made = run(inputs(length=70), final=False)
     assert state is None
     assert bool(o.isfinite().all())
-    assert sorted(made) == ["a", "chunk_offsets", "cu_seqlens", "g_cum"]
+    assert sorted(made) == ["a", *CALL_TABLES]
     assert made["chunk_offsets"].tolist() == [0, 2]
+    assert made["segment_offsets"].tolist() == [0, 70]
     gate = inputs(length=70)["g"]
     torch.testing.assert_close(made["g_cum"][0, 1], gate[0, :64, 1].cumsum(0))
 
@@ -149,9 +162,43 @@ def test_the_same_memory_for_both_states() -> None:
     values, state = inputs(length=70), states()
     _, expected, _ = run(values, initial_state=state)
     o = torch.empty(1, 70, 4, 128, dtype=torch.bfloat16)
-    hopper.forward(OPERATOR, values, SCALARS, state, None, False, o, state)
+    hopper.forward(OPERATOR, values, SCALARS, state, None, False, NEVER, -10.0, o, state)
     assert expected is not None
     assert torch.equal(state, expected)
+
+
+CUT = {
+    "every map": {"threshold": -math.inf},
+    "some heads forget": {"threshold": -1.5},
+    "values first": {"threshold": -math.inf, "value_first": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUT)
+def test_cut_sequences(name: str) -> None:
+    """Packed sequences in three segments or as many as they have chunks; gates that decay slowly in half of the heads.
+
+    Of a segment whose gates sum to less than the threshold what came before is left out: exp(-1.5) of it here.
+    """
+    values = inputs(length=270)
+    values["g"] = values["g"] * torch.tensor([1e-3, 1.0, 1e-3, 1.0])
+    offsets = torch.tensor([0, 64 * 3 + 1, 64 * 3 + 1, 262])
+    options = CUT[name]
+    state = states(3, options.get("value_first", False)) / 128
+    check(values, initial_state=state, cu_seqlens=offsets, parts=3, **options)
+
+
+@pytest.mark.slow
+def test_cut_rows() -> None:
+    """Two rows of equal length in four segments; no initial state. The tables of segments come back."""
+    values = inputs(batch=2, length=64 * 4 - 5)
+    values["g"] = values["g"] * 1e-3
+    check(values, parts=4, threshold=-math.inf)
+    _, _, made = run(values, parts=4, threshold=-math.inf)
+    assert made["segment_sequence"].tolist() == [0] * 4 + [1] * 4
+    assert made["segment_chunks"].tolist() == list(range(9))
+    assert made["segment_offsets"].tolist() == [0, 64, 128, 192, 251, 315, 379, 443, 502]
 
 
 def test_nothing_is_launched_without_work(monkeypatch: pytest.MonkeyPatch) -> None:

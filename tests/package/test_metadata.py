@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
 from qla_ops.runtime import metadata
-from qla_ops.runtime.builder import kernel_file
-from qla_ops.runtime.loader import TABLES
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qlagen.verify.emulator import EmulatedKernel, Launch, LoweredKernel, Mode, Parameter, build_emulated
 
 CHUNK = 64
 CPU = torch.device("cpu")
@@ -81,37 +77,6 @@ def test_wrong_offsets_lead_nowhere(name: str) -> None:
     given, put_right = WRONG[name]
     tables = packed_tables(torch.tensor(given), 70, CHUNK)
     check(tables, truth(put_right, tables.chunk_count))
-
-
-@cache
-def tables_kernel() -> EmulatedKernel:
-    """The CUDA kernel, compiled for the CPU emulator."""
-    text = kernel_file(TABLES).read_text()
-    parameters = [
-        *(Parameter(name, "int*", "int32", (f"{name}_size",)) for name in TABLES.tensors),
-        *(Parameter(name, "int", "int32") for name, _ in TABLES.scalars),
-    ]
-    launch = Launch("tables_kernel", ("1", "1", "1"), 1024, 0)
-    lowered = LoweredKernel(text, text, tuple(parameters), (launch,))
-    return build_emulated(lowered, "tables")
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("name", [*PACKED, *WRONG])
-def test_the_kernel_makes_the_same_tables(name: str, dtype: torch.dtype) -> None:
-    """tables.cu against the torch operations, in several orders of execution."""
-    given, tokens = PACKED[name] if name in PACKED else (WRONG[name][0], 70)
-    offsets = torch.tensor(given).to(dtype)
-    expected = packed_tables(offsets, tokens, CHUNK)
-    sequences, count = len(given) - 1, expected.chunk_count
-    sizes = (sequences + 1, sequences + 1, count, count)
-    buffers = [torch.full((size,), -7, dtype=torch.int32) for size in sizes]
-    numbers = (int(dtype == torch.int64), sequences, tokens, CHUNK, count)
-    values = (offsets.view(torch.int32), *buffers, *numbers)
-    for mode in (Mode(), Mode(seed=1)):
-        tables_kernel()(mode=mode, **dict(zip(TABLES.parameters, values, strict=True)))
-        for buffer, table in zip(buffers, TABLES.tensors[1:], strict=True):
-            assert torch.equal(buffer, getattr(expected, table)), table
 
 
 def test_random_lengths_fit_the_bound() -> None:

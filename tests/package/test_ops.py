@@ -34,7 +34,10 @@ def on_gpu(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_schemas() -> None:
-    rest = "Tensor? initial_state, Tensor? cu_seqlens, bool state_v_first, Tensor(a!) o, Tensor(b!)? final_state) -> ()"
+    rest = (
+        "Tensor? initial_state, Tensor? cu_seqlens, bool state_v_first, int auto_cp, float cp_threshold, "
+        "Tensor(a!) o, Tensor(b!)? final_state) -> ()"
+    )
     assert str(torch.ops.qla_ops.gated_delta_rule_forward.default._schema) == (
         "qla_ops::gated_delta_rule_forward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, " + rest
     )
@@ -71,7 +74,7 @@ def test_compile_sees_one_call() -> None:
         return graph.forward
 
     def layer(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, offsets: Any) -> Any:
-        options = {"cu_seqlens": offsets, "use_qk_l2norm_in_kernel": True, "strict": True}
+        options = {"cu_seqlens": offsets, "use_qk_l2norm_in_kernel": True, "strict": True, "auto_cp": 4}
         o, final = chunk_gated_delta_rule(q, k, v, g, beta, initial_state=state, output_final_state=True, **options)
         return o * 2, final
 
@@ -85,6 +88,7 @@ def test_compile_sees_one_call() -> None:
     calls = [node for node in graphs[0].graph.nodes if "gated_delta_rule_forward" in str(node.target)]
     assert len(graphs) == 1
     assert len(calls) == 1
+    assert 4 in (*calls[0].args, *calls[0].kwargs.values())
 
 
 @pytest.mark.usefixtures("hopper_gpu")
@@ -117,9 +121,9 @@ def test_compile_of_the_portable_implementation() -> None:
 def test_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own checks of schema and fake implementation, with the portable implementation as the kernels."""
 
-    def forward(
-        operator: Any, tensors: Any, scalars: Any, state: Any, offsets: Any, value_first: bool, o: Any, final: Any
-    ) -> None:
+    def forward(operator: Any, tensors: Any, scalars: Any, state: Any, offsets: Any, *rest: Any) -> None:
+        *options, o, final = rest
+        assert options == [False, 3, -5.0]
         values = [*tensors.values(), *scalars.values()]
         got, got_final = operator.portable(*values, initial_state=state, cu_seqlens=offsets)
         o.copy_(got)
@@ -132,6 +136,6 @@ def test_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     values = list(inputs(length=20).values())
     o = torch.empty(1, 20, 4, 128, dtype=torch.bfloat16)
     for state, final in ((None, None), (states(), torch.empty_like(states()))):
-        arguments = (*values, 0.5, state, None, False, o, final)
+        arguments = (*values, 0.5, state, None, False, 3, -5.0, o, final)
         torch.library.opcheck(torch.ops.qla_ops.gated_delta_rule_forward.default, arguments)
     library._destroy()

@@ -30,7 +30,7 @@ NO_BETA_IN_U = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plan_is_the_one_written_by_hand(name: str) -> None:
-    assert build_plan(derivation(name)) == PLANS[name]
+    assert build_plan(derivation(name)).programs == PLANS[name].programs
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,11 +7,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from qlagen.algebra.cache import derive_cached
 from qlagen.program.ir import Program
+from qlagen.program.plan import build_plan
 from qlagen.schedule.build import build_schedule
 from qlagen.schedule.model import Options, Role, Schedule
 from qlagen.schedule.options import ScheduleFile, load_options
 from qlagen.schedule.target import Target, load_target
+from qlagen.schedule.variants import fastest_schedules
+from qlagen.spec.load import load_spec
+from qlagen.spec.model import OpSpec
 from tests.program.examples import DIMS, PLANS
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +25,7 @@ KERNELS = [
     for operator, plan in PLANS.items()
     for program in plan.programs
     for variant in (("tile",) if program.carry is None else ("v128", "v64"))
-]
+] + [(operator, "segment", variant) for operator in PLANS for variant in ("v128", "v64")]
 """Operator, program and variant of every kernel."""
 
 
@@ -35,7 +40,26 @@ def target() -> Target:
 
 
 def program(operator: str, name: str) -> Program:
+    """A program by name; of a segment's program the first form."""
+    if name == "segment":
+        return segment_form(operator, 1)
     return next(p for p in PLANS[operator].programs if p.name == name)
+
+
+@cache
+def spec(operator: str) -> OpSpec:
+    return load_spec(ROOT / "specs" / f"{operator}.toml")
+
+
+@cache
+def segment_forms(operator: str) -> tuple[Program, ...]:
+    """The programs for the maps of an operator's segments."""
+    return build_plan(derive_cached(spec(operator))).segment_forms
+
+
+def segment_form(operator: str, number: int) -> Program:
+    """One of them, counted from 1."""
+    return segment_forms(operator)[number - 1]
 
 
 def variant(name: str) -> Options:
@@ -47,6 +71,10 @@ def variant(name: str) -> Options:
 
 @cache
 def kernel(operator: str, name: str, variant_name: str) -> Schedule:
+    """As the schedule file has it; of a segment's program the fastest form."""
+    if name == "segment":
+        made = fastest_schedules(segment_forms(operator), dict(DIMS), schedule_file(), target())
+        return next(schedule for schedule in made if schedule.options.name == variant_name)
     return build(program(operator, name), variant_name)
 
 

@@ -52,7 +52,7 @@ def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
         "count -1": {"E-ARRIVALS"},
         "bytes +16": {"E-ARRIVALS"},
         "drop fence": {"E-FENCE"},
-        "late fence": {"E-FENCE"},
+        "late fence": {"E-FENCE", "E-SYNC"},
         "drop sync": {"E-SYNC"},
         "late sync": {"E-SYNC"},
     }

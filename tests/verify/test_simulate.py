@@ -16,7 +16,8 @@ from qlagen.spec.model import OpSpec
 from qlagen.verify.emulator import Mode
 from qlagen.verify.problem import recurrence_of
 from qlagen.verify.reference import run
-from qlagen.verify.simulate import Call, EmulatedOperator, Sequences
+from qlagen.verify.segments import Sequences
+from qlagen.verify.simulate import Call, EmulatedOperator
 from tests.program.examples import PLANS
 from tests.schedule import cases
 
@@ -171,6 +172,7 @@ def test_a_gate_that_forgets_everything_stays_finite(operators: Operators) -> No
 
 def test_tables_of_sequences() -> None:
     tables = Sequences((0, 65, 65, 66), 64).tables(200)
-    assert tables["chunk_offsets"] == [0, 2, 2, 3]
+    assert tables["segment_chunks"] == [0, 2, 2, 3]
+    assert tables["segment_sequence"] == [0, 1, 2]
     assert tables["chunk_first"] == [0, 64, 65, 0, 0, 0]
     assert tables["chunk_rows"] == [64, 1, 1, 0, 0, 0]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime.errors import bad_argument
+from qla_ops.runtime.plan import AUTOMATIC, NEVER
 from qla_ops.runtime.records import Operator, ScalarArgument, TensorArgument
 
 DATA_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -65,6 +66,10 @@ class Call:
     state_v_first: bool
     out: Tensor | None
     final_state_out: Tensor | None
+    parts: int
+    """Segments of each sequence; see `plan`."""
+    threshold: float
+    """Log gates whose sum is no larger make a segment forget what came before it."""
 
     @property
     def values(self) -> tuple[Tensor | float, ...]:
@@ -87,6 +92,8 @@ def check_call(
     out: Any = None,
     final_state_out: Any = None,
     state_indices: Any = None,
+    auto_cp: Any = True,
+    cp_threshold: Any = -10.0,
 ) -> Call:
     """The arguments as a `Call`. Raises ValueError."""
     if state_indices is not None:
@@ -114,9 +121,9 @@ def check_call(
     if out is not None:
         _check_overlap(operator, tensors, out)
     final = bool(output_final_state) or final_state_out is not None
-    return Call(
-        operator, facts, tensors, scalars, initial_state, final, cu_seqlens, state_v_first, out, final_state_out
-    )
+    parts, threshold = _parts(operator, auto_cp), _threshold(operator, cp_threshold)
+    states = initial_state, final, cu_seqlens, state_v_first, out, final_state_out
+    return Call(operator, facts, tensors, scalars, *states, parts, threshold)
 
 
 def _key(operator: Operator, values: tuple[Any, ...], state_v_first: bool) -> Hashable:
@@ -304,6 +311,26 @@ def _number(operator: Operator, argument: ScalarArgument, value: Any, sizes: dic
         except (TypeError, ValueError):
             pass
     raise bad_argument(operator.function, argument.name, f"a {type(value).__name__}", "a number or None is needed")
+
+
+def _parts(operator: Operator, auto_cp: Any) -> int:
+    """`Call.parts`. Numbers below 2 are refused: 0 and 1 are as likely meant as segments as they are as switches."""
+    if isinstance(auto_cp, bool):
+        return AUTOMATIC if auto_cp else NEVER
+    if isinstance(auto_cp, int) and auto_cp >= 2:
+        return auto_cp
+    got = repr(auto_cp) if isinstance(auto_cp, int) else f"a {type(auto_cp).__name__}"
+    allowed = "allowed: True (a cost model decides), False (sequences stay whole), or 2 and more segments per sequence"
+    raise bad_argument(operator.function, "auto_cp", got, allowed)
+
+
+def _threshold(operator: Operator, value: Any) -> float:
+    allowed = "a sum of log gates is needed: 0 or less, where -inf computes every map"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise bad_argument(operator.function, "cp_threshold", f"a {type(value).__name__}", allowed)
+    if not value <= 0:
+        raise bad_argument(operator.function, "cp_threshold", repr(value), allowed)
+    return float(value)
 
 
 def _bad_shape(operator: Operator, argument: TensorArgument, tensor: Tensor, known: str) -> ValueError:

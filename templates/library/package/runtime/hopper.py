@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime import loader
-from qla_ops.runtime.choose import DATA_TYPES, choose_variant, device_facts, workers
-from qla_ops.runtime.metadata import equal_length_tables, packed_tables
-from qla_ops.runtime.records import Operator
+from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, plan_kernels, workers
+from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
+from qla_ops.runtime.plan import JOIN_COLUMNS, Plan
+from qla_ops.runtime.records import Kernel, Operator
 
 _ALIGNMENT = 16
 """Bytes; what tensor maps and 16-byte stores need."""
 _REMEMBERED = 1024
+
+
+_TABLES = ("cu_seqlens", "chunk_offsets", "segment_offsets", "segment_chunks", "segment_sequence")
+"""What a call returns of its tables."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,14 @@ def forward(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     state_v_first: bool,
+    parts: int,
+    threshold: float,
     o: Tensor,
     final_state: Tensor | None,
 ) -> dict[str, Tensor]:
     """Writes `o` [B, T, Hv, V] (data type) and, when given, `final_state` (fp32); both contiguous and aligned.
 
-    Returns the workspaces that the kernels handed to one another, and the chunk tables.
+    `parts` and `threshold`: as in `plan` and `Call`. Returns what the kernels handed to one another, and the tables.
     """
     batch, length, value_heads, _ = o.shape
     tokens = batch * length
@@ -51,10 +58,12 @@ def forward(
     if tokens == 0 or sequences == 0:
         _empty(o, initial_state, final_state)
         return {}
+    processors = device_facts(o.device.index or 0).processors
+    plan = call_plan(operator, sequences, tokens, value_heads, processors, cu_seqlens is not None, parts)
     if cu_seqlens is None:
-        tables = equal_length_tables(batch, length, operator.chunk, o.device)
+        tables = equal_length_tables(batch, length, operator.chunk, o.device, plan.parts)
     else:
-        tables = packed_tables(cu_seqlens, tokens, operator.chunk)
+        tables = packed_tables(cu_seqlens, tokens, operator.chunk, plan.cutting)
     workspaces = _workspaces(operator, tables.chunk_count, value_heads, o)
     key_heads = next((inputs[item.name].shape[2] for item in operator.tensors if item.heads == "key"), value_heads)
     values: dict[str, Any] = {
@@ -63,16 +72,17 @@ def forward(
         **vars(tables),
         **{item.name: ready(item.data, inputs[item.name]) for item in operator.tensors},
         **_state_values(operator, initial_state, final_state, state_v_first, o),
+        **_segment_values(operator, tables, value_heads, threshold, o),
         "o": o,
         "tokens": tokens,
         "sequences": sequences,
         "key_heads": key_heads,
         "value_heads": value_heads,
     }
-    for launch in _launches(operator, o, sequences, tables.chunk_count):
+    for launch in _launches(operator, o, plan, tables):
         values["workers"] = launch.workers
         launch.function(*[values[name] for name in launch.parameters])
-    return {**workspaces, "chunk_offsets": tables.chunk_offsets, "cu_seqlens": tables.cu_seqlens}
+    return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
 
 
 def ready(data: bool, tensor: Tensor) -> Tensor:
@@ -120,6 +130,21 @@ def _state_values(
     }
 
 
+def _segment_values(
+    operator: Operator, tables: Tables, value_heads: int, threshold: float, o: Tensor
+) -> dict[str, Any]:
+    """What segments hand on: states and maps, V-first, one below the other; new for each call."""
+    key_dim, value_dim = operator.sizes["K"], operator.sizes["V"]
+    values: dict[str, Any] = {"skip_threshold": threshold, "key_dim": key_dim, "value_dim": value_dim}
+    if tables.joints == 0:
+        # The tables say that no segment follows another one, so that nothing touches these.
+        return {**values, "segment_state": o, "segment_joined": tables.segment_sequence}
+    shape = (tables.joints, value_heads, (value_dim + key_dim) * key_dim)
+    values["segment_state"] = torch.empty(shape, dtype=torch.float32, device=o.device)
+    values["segment_joined"] = torch.empty(shape[:2], dtype=torch.int32, device=o.device)
+    return values
+
+
 def _workspaces(operator: Operator, chunk_count: int, value_heads: int, o: Tensor) -> dict[str, Tensor]:
     """New for each call: two streams never share one."""
     return {
@@ -132,21 +157,30 @@ def _workspaces(operator: Operator, chunk_count: int, value_heads: int, o: Tenso
     }
 
 
-_KNOWN: dict[tuple[str, torch.dtype, int | None, int, int, int], tuple[Launch, ...]] = {}
+_KNOWN: dict[tuple[Any, ...], tuple[Launch, ...]] = {}
 
 
-def _launches(operator: Operator, o: Tensor, sequences: int, chunk_count: int) -> tuple[Launch, ...]:
+def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables) -> tuple[Launch, ...]:
     """The kernels of a call, loaded. They depend on integers only, so they are remembered."""
-    value_heads, value_dim = o.shape[2:]
-    key = (operator.name, o.dtype, o.device.index, sequences, chunk_count, value_heads)
+    value_heads = o.shape[2]
+    chosen = (plan.forward.name, plan.segment.name if plan.segment else None)
+    key = (operator.name, o.dtype, o.device.index, value_heads, tables.chunk_count, tables.chain_count, chosen)
     if key not in _KNOWN:
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
+        columns = tables.chain_count * value_heads * -(-operator.sizes["V"] // JOIN_COLUMNS)
         launches = []
-        for program in operator.programs:
-            kernel = choose_variant(program, value_dim, sequences * value_heads, processors)
-            function = loader.function(kernel, DATA_TYPES[o.dtype])
-            launches.append(Launch(function, kernel.parameters, workers(kernel, chunk_count * value_heads, processors)))
+        for kernel in plan_kernels(operator, plan):
+            items = columns if kernel is loader.JOIN else tables.chunk_count * value_heads
+            if items > 0:
+                launches.append(_load(kernel, o.dtype, workers(kernel, items, processors)))
         _KNOWN[key] = tuple(launches)
     return _KNOWN[key]
+
+
+def _load(kernel: Kernel, data_type: torch.dtype, count: int) -> Launch:
+    """An operator's kernel for its data type, a shared one for its own."""
+    kind = DATA_TYPES[data_type]
+    function = loader.function(kernel, kind if kind in kernel.data_types else kernel.data_types[0])
+    return Launch(function, kernel.parameters, count)

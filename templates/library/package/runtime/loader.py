@@ -14,6 +14,7 @@ from typing import Any
 from qla_ops.runtime.builder import build, is_library, library_stem
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import LoadError
+from qla_ops.runtime.plan import Weights, variants
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.toolchain import find_toolchain, missing_loader, missing_tools
 
@@ -23,8 +24,17 @@ PREBUILT = Path(__file__).parent.parent / "prebuilt"
 TABLES = Kernel(
     name="tables",
     module="tables",
-    tensors=("given", "cu_seqlens", "chunk_offsets", "chunk_first", "chunk_rows"),
-    scalars=tuple((name, "int32") for name in ("wide", "sequences", "tokens", "chunk", "chunk_count")),
+    tensors=(
+        *("given", "cu_seqlens", "chunk_offsets", "chunk_first", "chunk_rows"),
+        *("sequence_segments", "segment_offsets", "segment_chunks", "segment_sequence", "chains"),
+    ),
+    scalars=tuple(
+        (name, "int32")
+        for name in (
+            *("wide", "sequences", "tokens", "chunk", "chunk_count", "segments", "chain_count", "parts"),
+            *Weights._fields,
+        )
+    ),
     dynamic=(),
     kind="chunk_parallel",
     value_tile=0,
@@ -32,6 +42,22 @@ TABLES = Kernel(
     data_types=("int32",),
 )
 """The kernel of `metadata.packed_tables`, which all operators share."""
+
+JOIN = Kernel(
+    name="join",
+    module="join",
+    tensors=("chains", "segment_state", "segment_joined"),
+    scalars=tuple((name, "int32") for name in ("chain_count", "value_heads", "key_dim", "value_dim", "workers")),
+    dynamic=(),
+    kind="chunk_parallel",
+    value_tile=0,
+    ctas_per_sm=1,
+    data_types=("float32",),
+)
+"""Carries states from segment to segment, for all operators."""
+
+SHARED = (TABLES, JOIN)
+"""Kernels that belong to no operator."""
 
 Function = Callable[..., Any]
 _LOCK = threading.Lock()
@@ -56,7 +82,10 @@ def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]
     """Every kernel that calls of an operator may need, with the data type it is built for."""
     if not operator.kernels:
         return ()
-    return (*((kernel, data_type) for kernel in operator.kernels), (TABLES, "int32"))
+    shared = SHARED if variants(operator, "segment") else (TABLES,)
+    return tuple(
+        [(kernel, data_type) for kernel in operator.kernels] + [(kernel, kernel.data_types[0]) for kernel in shared]
+    )
 
 
 def obstacle(kernels: tuple[tuple[Kernel, str], ...]) -> str | None:

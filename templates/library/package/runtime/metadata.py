@@ -1,4 +1,5 @@
-"""Tables that tell the kernels where sequences and chunks are. They are made on the device; the host reads nothing.
+"""Tables that tell the kernels where sequences, chunks and segments are. They are made on the device; the host reads
+nothing.
 
 | table | shape | meaning |
 |---|---|---|
@@ -6,9 +7,17 @@
 | ``chunk_offsets`` | [N + 1] | running sum of the chunks of each sequence |
 | ``chunk_first`` | [chunks] | first token of the chunk in each slot; 0 for an unused slot |
 | ``chunk_rows`` | [chunks] | its tokens, fewer than C in a ragged tail; 0 for an unused slot |
+| ``segment_offsets`` | [S + 1] | token offsets of the segments |
+| ``segment_chunks`` | [S + 1] | slot of each segment's first chunk |
+| ``segment_sequence`` | [S] | its sequence; -1 for an unused segment, which is empty and at the end |
+| ``chains`` | [chains + 1, 2] | of each sequence of three segments or more: first row, rows; unused: 0, 0 |
 
 All are int32. Packed sequences get ``T // C + N`` slots: enough whatever their lengths, and known to the host. Wrong
 offsets are put right (start at 0, never decrease, end at T at most), so that no kernel leaves a tensor.
+
+A sequence of c chunks has n segments in order, cut at whole chunks: the first c // n ones, and so on, as equally as can
+be; an empty sequence has one. A segment that is not the last of its sequence has a row in what segments hand on: row
+``s - segment_sequence[s]``, so that there are S - N rows and those of a sequence follow one another.
 """
 
 from __future__ import annotations
@@ -21,6 +30,7 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime import loader
+from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, Cutting, choose_length
 
 _CACHE_ENTRIES = 64
 
@@ -32,16 +42,27 @@ class Tables:
     chunk_first: Tensor
     chunk_rows: Tensor
     chunk_count: int
+    segment_offsets: Tensor
+    segment_chunks: Tensor
+    segment_sequence: Tensor
+    chains: Tensor
+    segments: int
+    joints: int
+    """Rows of what segments hand on: segments at most, less sequences."""
+    chain_count: int
 
 
-def equal_length_tables(batch: int, length: int, chunk: int, device: torch.device) -> Tables:
-    """Tables of B sequences of T tokens each. They depend on integers only, so they are kept."""
-    key = (batch, length, chunk, device, _stream(device))
+def equal_length_tables(batch: int, length: int, chunk: int, device: torch.device, parts: int = 1) -> Tables:
+    """Tables of B sequences of T tokens each, cut into `parts` segments where their chunks allow.
+
+    They depend on integers only, so they are kept.
+    """
+    key = (batch, length, chunk, parts, device, _stream(device))
     with _LOCK:
         if key in _CACHE:
             _CACHE.move_to_end(key)
             return _CACHE[key]
-    tables = _equal_length_tables(batch, length, chunk, device)
+    tables = _equal_length_tables(batch, length, chunk, device, parts)
     # What is made while a CUDA graph is captured exists only when the graph is replayed.
     if not _capturing(device):
         with _LOCK:
@@ -51,47 +72,98 @@ def equal_length_tables(batch: int, length: int, chunk: int, device: torch.devic
     return tables
 
 
-def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int) -> Tables:
+def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, cutting: Cutting = CUT_NOTHING) -> Tables:
     """Tables of packed sequences, made anew for each call: the offsets may have been overwritten in place."""
     sequences = cu_seqlens.shape[0] - 1
-    count = tokens // chunk + sequences
+    count, segments = tokens // chunk + sequences, max(cutting.segments, sequences)
+    chain_count = min(sequences, (segments - sequences) // 2)
     if cu_seqlens.device.type != "cuda":
-        return _packed_tables(cu_seqlens, tokens, chunk, count)
+        return _packed_tables(cu_seqlens, tokens, chunk, count, cutting)
     given = cu_seqlens.contiguous()
-    sizes = (sequences + 1, sequences + 1, count, count)
-    offsets, chunk_offsets, first, rows = (torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes)
-    launch, wide = loader.function(loader.TABLES, "int32"), int(given.dtype == torch.int64)
-    launch(given, offsets, chunk_offsets, first, rows, wide, sequences, tokens, chunk, count)
-    return Tables(offsets, chunk_offsets, first, rows, count)
+    # The last one is empty often; a tensor without memory has no address.
+    sizes = (
+        (sequences + 1,) * 2 + (count,) * 2 + (sequences + 1,) + (segments + 1,) * 2 + (segments, 2 * chain_count + 2)
+    )
+    made = [torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes]
+    numbers = (int(given.dtype == torch.int64), sequences, tokens, chunk, count, segments, chain_count)
+    loader.function(loader.TABLES, "int32")(given, *made, *numbers, cutting.parts, *cutting.weights)
+    offsets, chunk_offsets, first, rows, _, *cut = made
+    return Tables(offsets, chunk_offsets, first, rows, count, *cut, segments, segments - sequences, chain_count)
 
 
-def _packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, count: int) -> Tables:
+def _packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, count: int, cutting: Cutting) -> Tables:
     """What the kernel `tables.cu` does, as torch operations."""
     inner = cu_seqlens[1:].clamp(0, tokens)
     offsets = torch.cat([torch.zeros_like(cu_seqlens[:1]), inner]).cummax(0).values.to(torch.int32)
     chunk_offsets = torch.zeros_like(offsets)
     lengths = offsets[1:] - offsets[:-1]
-    torch.cumsum((lengths + (chunk - 1)).div_(chunk, rounding_mode="floor"), 0, out=chunk_offsets[1:])
+    chunks = (lengths + (chunk - 1)).div_(chunk, rounding_mode="floor")
+    torch.cumsum(chunks, 0, out=chunk_offsets[1:])
     slots = torch.arange(count, dtype=torch.int32, device=offsets.device)
     sequence = torch.searchsorted(chunk_offsets[1:], slots, right=True)
     # Unused slots get sequence N: `first` is then past every token, and the end of "sequence N" is offsets[0], 0.
     first = (offsets - chunk_offsets * chunk)[sequence] + slots * chunk
     rows = (torch.roll(offsets, -1)[sequence] - first).clamp_(0, chunk)
-    return Tables(offsets, chunk_offsets, first.masked_fill(rows == 0, 0), rows, count)
+    if cutting.parts == AUTOMATIC:
+        length = choose_length(chunks.tolist(), cutting.segments, cutting.weights)
+        parts = (chunks + (length - 1)).div_(length, rounding_mode="floor").clamp_(min=1)
+    else:
+        parts = chunks.clamp(1, cutting.parts)
+    sequences = len(chunks)
+    segments = max(cutting.segments, sequences)
+    chain_count = min(sequences, (segments - sequences) // 2)
+    cut = _segment_tables(offsets, chunk_offsets, chunk, parts, segments)
+    chains = torch.zeros(2 * chain_count + 2, dtype=torch.int32, device=offsets.device)
+    chained = (parts > 2).nonzero().flatten()
+    starts = parts.cumsum(0) - parts
+    chains[: 2 * len(chained)] = torch.stack([starts[chained] - chained, parts[chained] - 1], 1).flatten()
+    first.masked_fill_(rows == 0, 0)
+    joints = segments - sequences
+    return Tables(offsets, chunk_offsets, first, rows, count, *cut, chains, segments, joints, chain_count)
 
 
-def _equal_length_tables(batch: int, length: int, chunk: int, device: torch.device) -> Tables:
+def _segment_tables(
+    offsets: Tensor, chunk_offsets: Tensor, chunk: int, parts: Tensor, segments: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """segment_offsets, segment_chunks and segment_sequence of sequences that are cut into `parts` segments each."""
+    sequences = parts.shape[0]
+    if sequences == 0:
+        nothing = torch.zeros(segments + 1, dtype=torch.int32, device=parts.device)
+        return nothing, nothing, nothing[:segments]
+    ends = parts.cumsum(0)
+    segment = torch.arange(segments + 1, dtype=torch.int64, device=parts.device)
+    sequence = torch.searchsorted(ends, segment, right=True)
+    owner = sequence.masked_fill(sequence == sequences, -1)[:segments]
+    # An unused segment lies behind the last sequence.
+    sequence.clamp_(max=sequences - 1)
+    chunks, within = chunk_offsets.diff()[sequence], segment - (ends - parts)[sequence]
+    before = (within * chunks).div(parts[sequence], rounding_mode="floor").minimum(chunks)
+    start = (offsets[sequence] + before * chunk).minimum(offsets[sequence + 1])
+    return start.to(torch.int32), (chunk_offsets[sequence] + before).to(torch.int32), owner.to(torch.int32)
+
+
+def _equal_length_tables(batch: int, length: int, chunk: int, device: torch.device, parts: int) -> Tables:
     per_sequence = -(-length // chunk)
+    parts = max(1, min(parts, per_sequence))
     sequences = torch.arange(batch + 1, dtype=torch.int32, device=device)
     slots = torch.arange(batch * per_sequence, dtype=torch.int32, device=device)
     within = slots % max(per_sequence, 1) * chunk
-    first = slots.div(max(per_sequence, 1), rounding_mode="floor") * length + within
+    offsets, chunk_offsets = sequences * length, sequences * per_sequence
+    many = torch.full((batch,), parts, dtype=torch.int32, device=device)
+    cut = _segment_tables(offsets, chunk_offsets, chunk, many, batch * parts)
     return Tables(
-        cu_seqlens=sequences * length,
-        chunk_offsets=sequences * per_sequence,
-        chunk_first=first,
+        cu_seqlens=offsets,
+        chunk_offsets=chunk_offsets,
+        chunk_first=slots.div(max(per_sequence, 1), rounding_mode="floor") * length + within,
         chunk_rows=(length - within).clamp_(max=chunk),
         chunk_count=batch * per_sequence,
+        segment_offsets=cut[0],
+        segment_chunks=cut[1],
+        segment_sequence=cut[2],
+        chains=torch.stack([sequences * (parts - 1), torch.full_like(sequences, parts - 1)], 1).flatten(),
+        segments=batch * parts,
+        joints=batch * (parts - 1),
+        chain_count=batch if parts > 2 else 0,
     )
 
 
@@ -105,4 +177,4 @@ def _capturing(device: torch.device) -> bool:
 
 
 _LOCK = threading.Lock()
-_CACHE: OrderedDict[tuple[int, int, int, torch.device, int], Tables] = OrderedDict()
+_CACHE: OrderedDict[tuple[int, int, int, int, torch.device, int], Tables] = OrderedDict()

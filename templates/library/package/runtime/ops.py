@@ -21,12 +21,14 @@ _DIRECT: dict[str, Callable[..., None]] = {}
 
 
 def schema(operator: Operator) -> str:
-    """The torch operator's schema: the operator's arguments in order, then states, tables and outputs."""
+    """The torch operator's schema: the operator's arguments in order, then states, tables, how to cut, and outputs."""
     inputs = [f"{'float' if isinstance(item, ScalarArgument) else 'Tensor'} {item.name}" for item in operator.arguments]
     rest = [
         "Tensor? initial_state",
         "Tensor? cu_seqlens",
         "bool state_v_first",
+        "int auto_cp",
+        "float cp_threshold",
         "Tensor(a!) o",
         "Tensor(b!)? final_state",
     ]
@@ -65,12 +67,15 @@ def call_forward(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     state_v_first: bool,
+    parts: int,
+    threshold: float,
     o: Tensor,
     final_state: Tensor | None,
 ) -> None:
     """Calls the torch operator; directly where nothing looks at the call, since the dispatcher costs microseconds."""
+    options = initial_state, cu_seqlens, state_v_first, parts, threshold
     if type(inputs[0]) is Tensor and not torch.compiler.is_compiling() and not is_in_torch_dispatch_mode():
-        _DIRECT[operator.name](*inputs, initial_state, cu_seqlens, state_v_first, o, final_state)
+        _DIRECT[operator.name](*inputs, *options, o, final_state)
         return
     function = getattr(getattr(torch.ops, NAMESPACE), f"{operator.name}_forward")
-    function(*inputs, initial_state, cu_seqlens, state_v_first, o, final_state)
+    function(*inputs, *options, o, final_state)

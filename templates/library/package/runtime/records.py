@@ -67,10 +67,13 @@ class Kernel:
     """(name, ``float32`` or ``int32``)."""
     dynamic: tuple[str, ...]
     """Dimensions that are known at run time only."""
-    kind: Literal["carried", "chunk_parallel"]
+    kind: Literal["carried", "segment", "chunk_parallel"]
+    """``carried`` walks the chunks of a sequence with a state; ``segment`` does so for the state alone."""
     value_tile: int
     ctas_per_sm: int
     data_types: tuple[str, ...]
+    chunk_nanoseconds: int = 0
+    """Modelled time that a CTA with a state takes for a chunk."""
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -87,6 +90,17 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Segments:
+    """How sequences may be cut into segments that run at once. The program of the kind ``segment`` makes of each what
+    it adds to the state, and the map that joins it to those before."""
+
+    skips: bool
+    """Whether the decay bounds a map, so that it may be left out where little is left of the state before."""
+    condition: str
+    """What the arguments must satisfy for the bound; empty for nothing. They are declared to."""
+
+
+@dataclass(frozen=True)
 class Operator:
     name: str
     function: str
@@ -98,9 +112,12 @@ class Operator:
     dims: tuple[tuple[str, int], ...]
     """Sizes of the dimension symbols (and of the chunk, ``C``) that the kernels are built for."""
     programs: tuple[Program, ...]
-    """In launch order; empty when there are only portable sources."""
+    """In launch order; empty when there are only portable sources. One of the kind ``segment`` runs only where
+    sequences are cut."""
     workspaces: tuple[Workspace, ...]
     portable: Callable[..., Any]
+    segments: Segments | None = None
+    """None: sequences are never cut."""
     obstacle: str = ""
     """Why it has no kernels, when it has none anywhere."""
 

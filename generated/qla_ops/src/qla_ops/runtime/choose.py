@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,8 @@ from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call
 from qla_ops.runtime.errors import ImplementationUnavailableError, bad_argument
 from qla_ops.runtime.log import note_fallback
-from qla_ops.runtime.records import Kernel, Operator, Program
+from qla_ops.runtime.plan import Plan, choose_plan
+from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.tracing import constant_while_traced
 
 IMPLEMENTATIONS = ("hopper", "reference")
@@ -111,25 +113,38 @@ def kernel_obstacle(operator: str, data_type: str) -> str | None:
     return loader.obstacle(loader.needed(OPERATORS[operator], data_type))
 
 
-def choose_variant(program: Program, value_dim: int, sequence_heads: int, processors: int) -> Kernel:
-    """The variant of a kernel that suits the size of the call.
-
-    A kernel with a carried state has a CTA for each sequence, value head and tile of value columns, and its time is
-    that of the longest chain of chunks. Narrow tiles shorten each link, so they win while all CTAs run at once; once
-    the GPU is full, wide tiles do less work in total.
-    """
-    widest_first = sorted(program.variants, key=lambda kernel: -kernel.value_tile)
-    if widest_first[0].kind != "carried":
-        return widest_first[0]
-    for kernel in reversed(widest_first):
-        if cta_count(kernel, value_dim, sequence_heads) <= processors * kernel.ctas_per_sm:
-            return kernel
-    return widest_first[0]
+_PLANS: dict[tuple[Any, ...], Plan] = {}
 
 
-def cta_count(kernel: Kernel, value_dim: int, sequence_heads: int) -> int:
-    """CTAs of a kernel with a carried state."""
-    return sequence_heads * -(-value_dim // kernel.value_tile)
+def call_plan(
+    operator: Operator, sequences: int, tokens: int, value_heads: int, processors: int, packed: bool, parts: int
+) -> Plan:
+    """`choose_plan`, remembered. Packed calls differ in length from step to step: their plans are made for a length
+    that is rounded up by a sixteenth at most."""
+    if packed:
+        step = 1 << max(tokens.bit_length() - 5, 0)
+        tokens = -(-tokens // step) * step
+    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts)
+    plan = _PLANS.get(key)
+    if plan is None:
+        if len(_PLANS) >= _REMEMBERED:
+            _PLANS.clear()
+        plan = _PLANS[key] = choose_plan(operator, sequences, tokens, value_heads, processors, packed, parts)
+    return plan
+
+
+def plan_kernels(operator: Operator, plan: Plan) -> tuple[Kernel, ...]:
+    """The kernels of a plan in launch order, but for that of the tables."""
+    chosen: list[Kernel] = []
+    for program in operator.programs:
+        widest = max(program.variants, key=lambda kernel: kernel.value_tile)
+        if widest.kind == "carried":
+            chosen.append(plan.forward)
+        elif widest.kind != "segment":
+            chosen.append(widest)
+        elif plan.segment is not None:
+            chosen += [plan.segment, loader.JOIN]
+    return tuple(chosen)
 
 
 def workers(kernel: Kernel, items: int, processors: int) -> int:

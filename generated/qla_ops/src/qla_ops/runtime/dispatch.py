@@ -23,7 +23,7 @@ class Forward(NamedTuple):
     o: Tensor
     final_state: Tensor | None
     intermediates: dict[str, Tensor]
-    """What the kernels handed to one another, [chunks, Hv, ...], and ``chunk_offsets`` and ``cu_seqlens`` [N + 1]."""
+    """What the kernels handed to one another, [chunks, Hv, ...], and the tables of sequences and segments."""
 
 
 def run(
@@ -33,10 +33,9 @@ def run(
     use_qk_l2norm_in_kernel: bool = False,
     strict: bool = False,
     impl: str | None = None,
-    auto_cp: bool = True,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The public function of an operator. `auto_cp` is accepted and has no effect yet."""
+    """The public function of an operator."""
     call = check_call(operator, inputs, **options)
     chosen = choose(call, strict, impl)
     _prepare(call, use_qk_l2norm_in_kernel)
@@ -52,7 +51,7 @@ def run_forward(
     choose(call, True, "hopper")
     _prepare(call, use_qk_l2norm_in_kernel)
     o, final_state = _buffers(call)
-    values = call.initial_state, call.cu_seqlens, call.state_v_first, o, final_state
+    values = call.initial_state, call.cu_seqlens, call.state_v_first, call.parts, call.threshold, o, final_state
     intermediates = hopper.forward(operator, call.tensors, call.scalars, *values)
     o, final_state = _finish(call, o, final_state)
     return Forward(o, final_state, intermediates)
@@ -75,9 +74,8 @@ def _unit(vectors: Tensor) -> Tensor:
 
 def _run_kernels(call: Call) -> tuple[Tensor, Tensor | None]:
     o, final_state = _buffers(call)
-    ops.call_forward(
-        call.operator, call.values, call.initial_state, call.cu_seqlens, call.state_v_first, o, final_state
-    )
+    options = call.initial_state, call.cu_seqlens, call.state_v_first, call.parts, call.threshold
+    ops.call_forward(call.operator, call.values, *options, o, final_state)
     for buffer, written in ((call.out, o), (call.final_state_out, final_state)):
         # Autograd must learn that a tensor of the caller has changed.
         if buffer is not None and buffer is written and not torch.compiler.is_compiling() and not buffer.is_inference():

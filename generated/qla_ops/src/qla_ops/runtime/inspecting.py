@@ -16,17 +16,18 @@ from qla_ops.runtime.builder import Built, build
 from qla_ops.runtime.choose import (
     DATA_TYPES,
     OPERATORS,
+    call_plan,
     choose,
-    choose_variant,
-    cta_count,
     device_facts,
+    plan_kernels,
     unsuitable,
     workers,
 )
 from qla_ops.runtime.environment import cache_folder
-from qla_ops.runtime.records import Operator
+from qla_ops.runtime.plan import AUTOMATIC, JOIN_COLUMNS, NEVER, Plan, Times, cta_count, variants
+from qla_ops.runtime.records import Kernel, Operator
 
-_NOT_OF_A_CALL = ("use_qk_l2norm_in_kernel", "auto_cp", "strict", "impl")
+_NOT_OF_A_CALL = ("use_qk_l2norm_in_kernel", "strict", "impl")
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ class Explanation:
     implementation: str
     reason: str
     launches: tuple[Launch, ...]
+    plan: tuple[str, ...] = ()
+    """Whether sequences are cut into segments, why, and the modelled times."""
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {self.implementation} ({self.reason})"]
         lines += [f"  {item.kernel}: {item.ctas} CTAs ({item.reason})" for item in self.launches]
+        lines += [f"  {line}" for line in self.plan]
         return "\n".join(lines)
 
 
@@ -61,7 +65,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     operator, call, asked = _bind(function, args, kwargs)
     implementation = choose(call, asked["strict"], asked["impl"])
     if implementation == "hopper":
-        return Explanation(operator.function, implementation, "its kernels take these arguments", launches(call))
+        plan = _plan(call, call.parts)
+        reason = "its kernels take these arguments"
+        return Explanation(operator.function, implementation, reason, _launches(call, plan), _plan_lines(call, plan))
     reason = "asked for with impl='reference'" if asked["impl"] else str(unsuitable(call))
     return Explanation(operator.function, implementation, reason, ())
 
@@ -101,27 +107,78 @@ def warmup(
 def build_kernel(name: str, data_type: str, folder: Path) -> Built:
     """Builds the kernel of that name into a folder."""
     found = {kernel.name: kernel for operator in OPERATORS.values() for kernel in operator.kernels}
-    return build({**found, loader.TABLES.name: loader.TABLES}[name], data_type, folder)
+    return build({**found, **{kernel.name: kernel for kernel in loader.SHARED}}[name], data_type, folder)
 
 
-def launches(call: Call) -> tuple[Launch, ...]:
+def _plan(call: Call, parts: int) -> Plan:
+    facts = call.facts
+    processors = device_facts(facts.device.index or 0).processors
+    tokens = max(facts.batch * facts.length, 1)
+    packed = call.cu_seqlens is not None
+    return call_plan(call.operator, max(facts.sequences, 1), tokens, facts.value_heads, processors, packed, parts)
+
+
+def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
     """The kernels of a call on its GPU, with the variant chosen and why."""
     processors = device_facts(call.facts.device.index or 0).processors
-    facts = call.facts
-    value_dim, pairs = facts.sizes["V"], facts.sequences * facts.value_heads
+    facts, sizes = call.facts, call.operator.sizes
+    slots = facts.batch * facts.length // call.operator.chunk + facts.sequences
     result = []
-    for program in call.operator.programs:
-        kernel = choose_variant(program, value_dim, pairs, processors)
+    for kernel in plan_kernels(call.operator, plan):
         if kernel.kind == "carried":
-            count = cta_count(kernel, value_dim, pairs)
-            fits = "all at once" if count <= processors * kernel.ctas_per_sm else "in turns"
-            reason = f"{pairs} sequences x heads, value tile {kernel.value_tile}, {fits} on {processors} SMs"
+            result.append(_carried(kernel, sizes["V"], plan.cutting.segments, facts.value_heads, processors))
+        elif kernel.kind == "segment":
+            result.append(
+                _carried(kernel, sizes["V"] + sizes["K"], plan.cutting.segments, facts.value_heads, processors)
+            )
+        elif kernel is loader.JOIN:
+            chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)
+            count = workers(kernel, chains * facts.value_heads * -(-sizes["V"] // JOIN_COLUMNS), processors)
+            result.append(Launch(kernel.name, count, "carries states over the segments that do not forget them"))
         else:
-            slots = facts.batch * facts.length // call.operator.chunk + facts.sequences
             count = workers(kernel, slots * facts.value_heads, processors)
             reason = f"persistent, {kernel.ctas_per_sm} on each of {processors} SMs at most"
-        result.append(Launch(kernel.name, count, reason))
+            result.append(Launch(kernel.name, count, reason))
     return tuple(result)
+
+
+def _carried(kernel: Kernel, columns: int, segments: int, value_heads: int, processors: int) -> Launch:
+    pairs = segments * value_heads
+    count = cta_count(kernel, columns, pairs)
+    fits = "all at once" if count <= processors * kernel.ctas_per_sm else "in turns"
+    reason = f"{pairs} segments x heads, tile of {kernel.value_tile} columns, {fits} on {processors} SMs"
+    return Launch(kernel.name, count, reason)
+
+
+def _plan_lines(call: Call, plan: Plan) -> tuple[str, ...]:
+    """Whether sequences are cut, why, and what the model says of it and of the opposite."""
+    if not variants(call.operator, "segment"):
+        return ("sequences stay whole: this operator has no kernel for segments",)
+    packed = call.cu_seqlens is not None
+    if plan.segment is None:
+        why = "auto_cp=False" if call.parts == NEVER else "cutting them is not faster, by the model"
+        first = f"sequences stay whole ({why})"
+    elif not packed or plan.parts != AUTOMATIC:
+        asked = "the model's choice" if call.parts == AUTOMATIC else f"auto_cp={call.parts}"
+        first = f"each sequence is cut into {plan.parts} segments, where its chunks allow ({asked})"
+    else:
+        extra = plan.cutting.segments - call.facts.sequences
+        first = f"sequences are cut on the GPU, by their lengths, {extra} times at most (the model's choice)"
+    whole = _plan(call, NEVER) if plan.segment else plan
+    names = ("all equally long", "one long, the others a chunk") if packed and len(plan.times) > 1 else ("",)
+    lines = [first]
+    for name, times, uncut in zip(names, plan.times, whole.times, strict=True):
+        against = f"; whole: {uncut.total / 1000:.0f} us" if plan.segment else ""
+        lines.append(f"modelled{', ' + name if name else ''}: {_times(times)}{against}")
+    return tuple(lines)
+
+
+def _times(times: Times) -> str:
+    if not times.launches:
+        return f"{times.total / 1000:.0f} us without the prepare kernels"
+    parts = (("states", times.segment), ("join", times.join), ("forward", times.forward), ("launches", times.launches))
+    text = ", ".join(f"{name} {time / 1000:.0f}" for name, time in parts)
+    return f"{times.total / 1000:.0f} us without the prepare kernels ({text})"
 
 
 def attach(function: Callable[..., Any], operator: Operator) -> None:

@@ -1,0 +1,95 @@
+"""join.cu in the emulator against float64: states carried through the maps of segments, row after row."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from qla_ops.runtime.loader import JOIN
+from qlagen.verify.emulator import Mode
+from tests.package.shared_kernels import join_kernel
+
+HEADS = 2
+MODES = (Mode(), Mode(seed=1))
+
+
+def join(chains: Tensor, states: Tensor, joined: Tensor, key_dim: int, value_dim: int) -> None:
+    numbers = (len(chains), HEADS, key_dim, value_dim, 5)
+    values = (chains.flatten(), states.flatten(2), joined, *numbers)
+    join_kernel().run_in_modes(dict(zip(JOIN.parameters, values, strict=True)), MODES)
+
+
+def truth(chains: Tensor, states: Tensor, joined: Tensor, value_dim: int) -> Tensor:
+    """S_out = M S_in + N in float64; rows are transposed states above transposed maps."""
+    out = states.double()
+    for first, count in chains.tolist():
+        for before, row in pairwise(range(first, first + count)):
+            for head in joined[row].nonzero().flatten().tolist():
+                out[row, head, :value_dim] += out[before, head, :value_dim] @ out[row, head, value_dim:]
+    return out
+
+
+def example(rows: int, key_dim: int, value_dim: int) -> Tensor:
+    """States of size one and orthogonal maps: what passes through all of them stays as large as it was."""
+    generator = torch.Generator().manual_seed(rows)
+    states = torch.randn(rows, HEADS, value_dim + key_dim, key_dim, generator=generator)
+    square = torch.randn(rows, HEADS, key_dim, key_dim, generator=generator, dtype=torch.float64)
+    states[:, :, value_dim:] = torch.linalg.qr(square).Q.float()
+    return states
+
+
+CASES = {
+    "one chain": ([[0, 5]], [0, 1, 1, 1, 1], 128, 128),
+    "two chains, one unused": ([[0, 3], [3, 3], [0, 0]], [0, 1, 1, 0, 1, 1], 128, 128),
+    "gaps": ([[0, 7]], [0, 0, 1, 0, 0, 1, 1], 128, 128),
+    "small": ([[0, 4]], [0, 1, 1, 1], 64, 64),
+    "more values than keys": ([[1, 3]], [1, 1, 1, 1], 64, 128),
+    "nothing joined": ([[0, 4]], [0, 0, 0, 0], 128, 128),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_float64(name: str) -> None:
+    table, flags, key_dim, value_dim = CASES[name]
+    states = example(len(flags), key_dim, value_dim)
+    joined = torch.tensor(flags, dtype=torch.int32)[:, None].repeat(1, HEADS).contiguous()
+    joined[:, 1] *= torch.arange(len(flags), dtype=torch.int32) % 3 != 2
+    chains = torch.tensor(table, dtype=torch.int32)
+    # The first row of a chain is exact: whatever its flag and map hold, they are not looked at.
+    expected = truth(chains, states, joined, value_dim)
+    for first, count in table:
+        states[first : first + min(count, 1), :, value_dim:] = float("nan")
+        expected[first : first + min(count, 1), :, value_dim:] = float("nan")
+    before = states.clone()
+    join(chains, states, joined, key_dim, value_dim)
+    untouched = torch.ones(len(flags), HEADS, dtype=torch.bool)
+    for first, count in table:
+        untouched[first + 1 : first + count] = joined[first + 1 : first + count] == 0
+    assert torch.equal(states[untouched].nan_to_num(), before[untouched].nan_to_num())
+    error = (states - expected)[:, :, :value_dim].norm() / expected[:, :, :value_dim].norm()
+    assert float(error) < 1e-5
+
+
+def test_many_rows() -> None:
+    """More rows than a warp looks at together, with long gaps; an error grows with the square root of the steps."""
+    rows, size = 70, 64
+    states = example(rows, size, size)
+    states[1:, :, :size] *= 0.1
+    joined = torch.zeros(rows, HEADS, dtype=torch.int32)
+    joined[1:33, 0] = 1
+    joined[69, 1] = 1
+    chains = torch.tensor([[0, rows]], dtype=torch.int32)
+    expected = truth(chains, states, joined, size)
+    join(chains, states, joined, size, size)
+    for row, head in ((32, 0), (69, 1)):
+        error = (states[row, head, :size] - expected[row, head, :size]).norm() / expected[row, head, :size].norm()
+        assert float(error) < 4e-5
+
+
+def test_a_size_without_a_kernel() -> None:
+    states, joined = torch.zeros(1, HEADS, 64, 32), torch.zeros(1, HEADS, dtype=torch.int32)
+    with pytest.raises(Exception, match="join_kernel: no kernel for K = 32, V = 32"):
+        join(torch.zeros(1, 2, dtype=torch.int32), states, joined, 32, 32)
