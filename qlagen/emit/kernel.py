@@ -55,7 +55,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         constants=candidate_constants(context),
         exports=exports(context),
         turned=any(fragment.transposed_view for fragment in schedule.fragments),
-        accumulated=any(isinstance(line, views.Inverse) for line in lines),
+        accumulated=any(isinstance(line, views.Inverse | views.Share) for line in lines),
         helpers=_helpers(context, lines),
         parameters=parameters(context),
         scalars=scalars(context),
@@ -79,7 +79,9 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
 
 def _summary(schedule: Schedule) -> str:
     if schedule.program.carry is None:
-        return "one chunk of one value head at a time, on a persistent grid"
+        heads = schedule.options.heads
+        count = "one value head" if heads == 1 else f"up to {heads} value heads of one key head"
+        return f"one chunk of {count} at a time, on a persistent grid"
     held = "transposed " if schedule.transposed else ""
     return f"the chunks of a segment in order, {held}{schedule.program.carry.name} resident in fp32 registers"
 
@@ -143,7 +145,10 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
     used["state"] = context.carried
     inverted = any(isinstance(line, views.Inverse) for line in lines)
-    used |= {"block_products": inverted, "unit_lower_inverse": inverted}
+    shared = any(isinstance(line, views.Share) for line in lines)
+    used |= {"load_heads": any(isinstance(line, views.FetchHeads) for line in lines)}
+    used |= {"block_products": inverted or shared, "unit_lower_inverse": inverted}
+    used |= {"clear_tiles": inverted or shared, "head_diagonal": shared, "head_rows": shared}
     return tuple(name for name, wanted in used.items() if wanted)
 
 

@@ -35,7 +35,12 @@ MUTANTS = {
         "LOAD_STAGES, part * BLOCK + column]",
         1,
     ),
-    "prepare: a sign flipped in the inverse": ("prepare_tile.py", "pack(sum[2 * p]", "pack(-sum[2 * p]", 1),
+    "prepare: a sign flipped in the inverse": (
+        "prepare_tile.py",
+        "pack(sums[8 * j + 2 * p]",
+        "pack(-sums[8 * j + 2 * p]",
+        1,
+    ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
     "prepare: a named barrier dropped": ("prepare_tile.py", "T.sync_threads(TILE_BARRIER, ", "(", 3),
 }

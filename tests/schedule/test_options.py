@@ -48,10 +48,12 @@ def test_the_shipped_file() -> None:
         ("v64", 64, 2, 1, 1),
     ]
     assert dict(file.carried[0].registers) == {"state": 208, "auxiliary": 72, "movers": 24}
-    assert [(o.name, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel] == [
-        ("tile", 1, 4, 2, ()),
-        ("tile", 2, 2, 3, ()),
-        ("tile", 2, 1, 4, ()),
+    found = [(o.name, o.heads, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel]
+    assert found == [
+        ("tile", 4, 1, 3, 2, (("tile", 120), ("movers", 40))),
+        ("tile", 1, 1, 4, 2, ()),
+        ("tile", 1, 2, 2, 3, ()),
+        ("tile", 1, 2, 1, 4, ()),
     ]
 
 
@@ -86,6 +88,29 @@ def test_optional_keys() -> None:
     assert file.carried[0].delays == (("#1", 2), ("#2", 0))
     assert file.carried[1].delays == ()
     assert file.chunk_parallel[0].registers == (("tile", 208), ("movers", 40))
+
+
+SEGMENT = """
+[[segment]]
+name = "v64"
+value_tile = 64
+stages = 3
+ahead = 2
+ctas_per_sm = 2
+form = 1
+registers = { state = 176, auxiliary = 40, movers = 24 }
+"""
+
+
+def test_entries_of_segments() -> None:
+    (entry,) = parse_options(TEXT + SEGMENT, "s.toml").segment
+    assert (entry.name, entry.value_tile, entry.ctas_per_sm, entry.form) == ("v64", 64, 2, 1)
+    assert parse_options(TEXT, "s.toml").segment == ()
+    with pytest.raises(QlagenError, match="unknown key 'output_stages'"):
+        parse_options(TEXT + SEGMENT + "output_stages = 1\n", "s.toml")
+    file = parse_options(TEXT + SEGMENT, "s.toml")
+    with pytest.raises(QlagenError, match="no segment variant has a value tile that divides V = 64 and K = 96"):
+        file.alternatives(program("delta_rule", "segment"), {"C": 64, "K": 96, "V": 64})
 
 
 BAD = [
