@@ -143,6 +143,7 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     used = {WARM_UP: bounded, "zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
     used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
+    used["state"] = context.carried
     inverted = any(isinstance(line, views.Inverse) for line in lines)
     shared = any(isinstance(line, views.Share) for line in lines)
     used |= {"load_heads": any(isinstance(line, views.FetchHeads) for line in lines)}

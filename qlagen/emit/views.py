@@ -327,12 +327,21 @@ class StoreVector(Line):
 
 
 @dataclass(frozen=True)
+class StateTile:
+    """The carried value's tile in global memory: its first entry, and the strides of the register tile's indices."""
+
+    first: str
+    row_stride: str
+    column_stride: str
+
+
+@dataclass(frozen=True)
 class StateSource:
-    """An entry of the carried value in global memory or in numbers, and when it starts from there."""
+    """Where the carried value starts from, when `condition` holds: memory, or an entry's `value`."""
 
     condition: str
-    value: tuple[str, ...]
-    """In one or more lines."""
+    tile: StateTile | None
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -345,17 +354,17 @@ class LoadState(Line):
     columns: str
     sources: tuple[StateSource, ...]
     operand: str | None
+    warp: str
 
 
 @dataclass(frozen=True)
 class StoreState(Line):
     macro = "store_state"
     source: str
-    rows: str
     columns: str
     condition: str
-    out: tuple[str, ...]
-    """In one or more lines."""
+    tile: StateTile
+    warp: str
 
 
 @dataclass(frozen=True)
