@@ -1,14 +1,15 @@
 // Carries states through the segments of cut sequences: N[r] := M[r] N[r - 1] + N[r] for every joined row r, in order.
 //
 // A row (see qla_ops/runtime/metadata.py) holds, for one segment and head, the state N that the segment leaves behind
-// when it starts from zero, V x K, and its map M, K x K; both transposed: N[v][k] and M[j][k] with k contiguous, so that
+// when it starts from zero, V x K, and its map M, K x K, both transposed: N[v][k] and M[j][k] with k contiguous; so
 // N_new[v][k] = sum over j of N_old[v][j] M[j][k] + N[v][k]. A row that is not joined holds its exact state already.
 //
 // A CTA has 16 value columns of one (sequence, head): they pass through the maps without meeting other columns. The
 // product runs on tensor cores with each fp32 factor as the sum of two bf16 numbers, high and low; the three products
 // that matter are kept and added in fp32, which leaves a relative error of about 2^-16 in a product. Each element of M
 // is needed by one thread of the CTA only, so it goes from memory straight into the registers where the tensor core
-// wants it, one row ahead; the state passes between warps through shared memory.
+// wants it, one row ahead; the state passes between warps through shared memory. The loads are volatile, as the
+// products are: a compiler that moved them behind the products would leave their latency bare.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -34,6 +35,17 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
 #else
   constexpr auto type = tl::DataType::kBFloat16;
   tl::mma_sync<type, type, tl::DataType::kFloat32, 16, 8, 16, false, true>(c, a, b);
+#endif
+}
+
+// Two numbers that no thread of this kernel writes.
+__device__ __forceinline__ float2 load(const float* from) {
+#ifdef __CUDACC__
+  float2 value;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from));
+  return value;
+#else
+  return *reinterpret_cast<const float2*>(from);
 #endif
 }
 
@@ -91,11 +103,14 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   int row = list.find(first + 1);
   if (row >= list.end) return;
 
-  float2 map[K / kDepth][8];
-  const auto load_map = [&](int of, int depth) {
-    const float* from = state + of * row_stride + map_offset + (depth * kDepth + 8 * quad) * K + key;
+  using Map = float2[K / kDepth][8];
+  const auto load_map = [&](int of, Map& map) {
+    const float* from = state + of * row_stride + map_offset + 8 * quad * K + key;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) map[depth][j] = *reinterpret_cast<const float2*>(from + j * K);
+    for (int depth = 0; depth < K / kDepth; ++depth) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) map[depth][j] = load(from + (depth * kDepth + j) * K);
+    }
   };
   const auto put_state = [&](int copy, int column, const float4& value) {
     unsigned high[2], low[2];
@@ -105,12 +120,16 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     *reinterpret_cast<uint2*>(to) = make_uint2(high[0], high[1]);
     *reinterpret_cast<uint2*>(to + kCopy) = make_uint2(low[0], low[1]);
   };
-#pragma unroll
-  for (int depth = 0; depth < K / kDepth; ++depth) load_map(row, depth);
-
   int copy = 0;
   int held = -1;  // the row whose state shared memory holds
-  while (row < list.end) {
+  // One row with the map in `now`, while the next row's map is on its way to `later`.
+  const auto step = [&](Map& now, Map& later) {
+    const int next = list.find(row + 1);
+    if (next < list.end) load_map(next, later);
+    float* here = state + row * row_stride + own;
+    float4 sums[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sums[half] = *reinterpret_cast<const float4*>(here + (group + 8 * half) * K);
     if (held != row - 1) {
       const float* before = state + (row - 1) * row_stride + own;
 #pragma unroll
@@ -120,11 +139,6 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       }
       __syncthreads();
     }
-    float* here = state + row * row_stride + own;
-    float4 sums[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) sums[half] = *reinterpret_cast<const float4*>(here + (group + 8 * half) * K);
-    const int next = list.find(row + 1);
     float high_high[kTiles][4] = {};
     float cross[kTiles][4] = {};
 #pragma unroll
@@ -138,8 +152,8 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       const unsigned low[2][4] = {{upper_rest.x, lower_rest.x, upper_rest.y, lower_rest.y},
                                   {upper_rest.z, lower_rest.z, upper_rest.w, lower_rest.w}};
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const float2* m = map[depth] + 4 * step;
+      for (int part = 0; part < 2; ++part) {
+        const float2* m = now[depth] + 4 * part;
         unsigned map_high[kTiles][2], map_low[kTiles][2];
         split(m[0].x, m[1].x, map_high[0][0], map_low[0][0]);
         split(m[2].x, m[3].x, map_high[0][1], map_low[0][1]);
@@ -147,13 +161,11 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
         split(m[2].y, m[3].y, map_high[1][1], map_low[1][1]);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          multiply(high_high[tile], high[step], map_high[tile]);
-          multiply(cross[tile], high[step], map_low[tile]);
-          multiply(cross[tile], low[step], map_high[tile]);
+          multiply(high_high[tile], high[part], map_high[tile]);
+          multiply(cross[tile], high[part], map_low[tile]);
+          multiply(cross[tile], low[part], map_high[tile]);
         }
       }
-      // The registers are free again: the next row's map travels while this one's products run.
-      if (next < list.end) load_map(next, depth);
     }
     copy ^= 1;
 #pragma unroll
@@ -168,6 +180,12 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     held = row;
     row = next;
     __syncthreads();
+  };
+  Map first_map, second_map;
+  load_map(row, first_map);
+  while (row < list.end) {
+    step(first_map, second_map);
+    if (row < list.end) step(second_map, first_map);
   }
 }
 
@@ -193,7 +211,8 @@ extern "C" TL_EXPORT const char* get_last_error() { return error_buf; }
 
 extern "C" TL_EXPORT int init() { return 0; }
 
-extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_joined, int chain_count, int value_heads, int key_dim, int value_dim, int workers, cudaStream_t stream) {
+extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_joined, int chain_count, int
+    value_heads, int key_dim, int value_dim, int workers, cudaStream_t stream) {
   if ((key_dim != 64 && key_dim != 128) || value_dim % kColumns != 0) {
     snprintf(error_buf, sizeof(error_buf), "join_kernel: no kernel for K = %d, V = %d", key_dim, value_dim);
     return -1;
