@@ -12,7 +12,7 @@ from qlagen.schedule.model import Options, Schedule
 from qlagen.schedule.options import ScheduleFile
 from qlagen.schedule.target import Target
 
-BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS", "E-TILE")
+BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS", "E-TILE", "E-HEADS")
 """Codes that say that a program does not fit some options, not that it cannot be scheduled."""
 FORMS = ("E-ORIENT", "E-PLACE", "E-VARIANT")
 """Codes that say that a program cannot be scheduled in this form, or for these sizes."""
@@ -59,6 +59,8 @@ def _schedules_of_form(
     form: Program, number: int, dims: Mapping[str, int], file: ScheduleFile, target: Target
 ) -> tuple[Schedule, ...]:
     entries = tuple(entry for entry in file.segment if entry.form in (0, number))
+    if file.segment and not entries:
+        return ()
     try:
         return build_schedules(form, dims, replace(file, segment=entries), target)
     except QlagenError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,8 @@ def test_an_edited_stage_changes_the_kernel_and_verifies(tmp_path: Path) -> None
 def test_the_kernel_of_the_unedited_spec_does_not_pass_for_the_edited_one(tmp_path: Path) -> None:
     text = spec_text("gated_delta_rule")
     original, changed = compiled(text), compiled(edited(text, WRITES_WHOLE_VALUES))
-    mixed = type(changed)(
-        changed.spec, changed.derivation, original.plan, original.schedules, original.kernels, original.portable
-    )
+    other = {name: getattr(original, name) for name in ("plan", "schedules", "kernels", "portable")}
+    mixed = replace(changed, **other)
     rows = simulated(mixed, tmp_path, MODES[:1], CASES[:1])
     assert not any(row.ok for row in rows if row.output == "o")
 

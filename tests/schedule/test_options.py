@@ -88,6 +88,29 @@ def test_optional_keys() -> None:
     assert file.chunk_parallel[0].registers == (("tile", 208), ("movers", 40))
 
 
+SEGMENT = """
+[[segment]]
+name = "v64"
+value_tile = 64
+stages = 3
+ahead = 2
+ctas_per_sm = 2
+form = 1
+registers = { state = 176, auxiliary = 40, movers = 24 }
+"""
+
+
+def test_entries_of_segments() -> None:
+    (entry,) = parse_options(TEXT + SEGMENT, "s.toml").segment
+    assert (entry.name, entry.value_tile, entry.ctas_per_sm, entry.form) == ("v64", 64, 2, 1)
+    assert parse_options(TEXT, "s.toml").segment == ()
+    with pytest.raises(QlagenError, match="unknown key 'output_stages'"):
+        parse_options(TEXT + SEGMENT + "output_stages = 1\n", "s.toml")
+    file = parse_options(TEXT + SEGMENT, "s.toml")
+    with pytest.raises(QlagenError, match="no segment variant has a value tile that divides V = 64 and K = 96"):
+        file.alternatives(program("delta_rule", "segment"), {"C": 64, "K": 96, "V": 64})
+
+
 BAD = [
     ('target = "sm_90a"\n', "", "E-MISSING", 1, 1, "'target' is missing"),
     ("value_tile = 128", "value_tile = 100", "E-VALUE", 5, 14, "value_tile: must be a multiple of 64, got 100"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qlagen.errors import QlagenError
-from qlagen.schedule.variants import build_schedules
+from qlagen.schedule.model import Schedule
+from qlagen.schedule.variants import build_schedules, fastest_schedules
 from tests.program.examples import DIMS, PLANS
 from tests.schedule import programs
-from tests.schedule.cases import kernel, program, schedule_file, target
+from tests.schedule.cases import kernel, program, schedule_file, segment_forms, target
 
 CHOICE = tuple[str, int, int]
 
@@ -68,3 +71,49 @@ def test_other_faults_are_not_taken_for_a_budget() -> None:
     """A program that cannot be scheduled is refused at once, not by trying every alternative."""
     with pytest.raises(QlagenError, match="E-DIMENSION"):
         build_schedules(program("delta_rule", "forward"), {**dict(DIMS), "C": 128}, schedule_file(), target())
+
+
+def segments(operator: str, dims: dict[str, int] | None = None, **changes: int) -> dict[str, Schedule]:
+    """By variant; `changes` to every entry of the schedule file."""
+    file = schedule_file()
+    file = replace(file, segment=tuple(replace(entry, **changes) for entry in file.segment))  # type: ignore[arg-type]
+    found = fastest_schedules(segment_forms(operator), dims or dict(DIMS), file, target())
+    return {schedule.options.name: schedule for schedule in found}
+
+
+def products(schedule: Schedule) -> list[str]:
+    """Of all roles, in their order."""
+    steps = (i.step for role in schedule.roles for i in role.body if i.step is not None and i.step.kind == "gemm")
+    return [step.name for step in steps]
+
+
+def test_of_several_forms_the_fastest_is_taken() -> None:
+    """Its product of keys and inverse is off the chain; the one as chosen for the forward pass has it on the chain."""
+    first, second = segments("gated_delta_rule", form=1), segments("gated_delta_rule", form=2)
+    assert products(first["v64"]) == ["k_S", "Vn", "S1"]
+    assert products(second["v64"]) == ["k_S", "S1", "k_S1_right"]
+    for variant, schedule in segments("gated_delta_rule").items():
+        assert schedule.busiest_clocks == min(first[variant].busiest_clocks, second[variant].busiest_clocks)
+        assert products(schedule) == products(second[variant])
+
+
+def test_two_ctas_on_an_sm_count_as_half_the_time() -> None:
+    chosen, second = segments("delta_rule")["v64"], segments("delta_rule", form=2)["v64"]
+    assert (chosen.options.ctas_per_sm, second.options.ctas_per_sm) == (2, 1)
+    assert chosen.busiest_clocks > second.busiest_clocks > chosen.busiest_clocks / 2
+
+
+def test_a_map_has_as_many_columns_as_there_are_keys() -> None:
+    assert set(segments("delta_rule", {"C": 64, "K": 64, "V": 128})) == {"v64"}
+    assert set(segments("delta_rule", {"C": 64, "K": 128, "V": 64})) == {"v64"}
+
+
+def test_without_a_form_that_fits_sequences_are_never_cut() -> None:
+    assert segments("delta_rule", {"C": 64, "K": 96 + 32, "V": 128}, stages=8) == {}
+    assert segments("simple_gla", form=2) == {}
+
+
+def test_a_file_without_entries_for_segments_uses_those_of_carried_kernels() -> None:
+    file = replace(schedule_file(), segment=())
+    found = fastest_schedules(segment_forms("simple_gla"), dict(DIMS), file, target())
+    assert [s.options for s in found] == [file.carried[0], file.carried[2]]

@@ -107,7 +107,8 @@ def warmup(
 def build_kernel(name: str, data_type: str, folder: Path) -> Built:
     """Builds the kernel of that name into a folder."""
     found = {kernel.name: kernel for operator in OPERATORS.values() for kernel in operator.kernels}
-    return build({**found, **{kernel.name: kernel for kernel in loader.SHARED}}[name], data_type, folder)
+    found |= {kernel.name: kernel for kernel in loader.SHARED}
+    return build(found[name], data_type, folder)
 
 
 def _plan(call: Call, parts: int) -> Plan:

@@ -58,6 +58,9 @@ void wgmma_issue(const WgmmaShape& shape, const uint32_t* a_registers, uint64_t 
 void wgmma_commit();
 void wgmma_wait(int groups_left);
 void set_max_registers(int count, bool increase);
+// Blocks per multiprocessor that the launch bounds of a library's kernel ask for: they share the registers. The source
+// of the kernel defines it.
+extern const int blocks_at_once;
 
 template <tl::DataType A, tl::DataType B, tl::DataType C, int M, int N, int K>
 constexpr void check_wgmma() {

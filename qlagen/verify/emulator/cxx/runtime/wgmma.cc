@@ -199,9 +199,11 @@ void wait_action(void* const[32], unsigned, const void* groups_left) {
 }
 
 std::string describe_groups(const void*, int left) { return format("wgmma, until at most %d groups are left", left); }
+// At launch every thread has an equal share of the registers, 65536 for all blocks at once, in steps of 8, at most 255.
+int registers_at_launch(int threads) { return std::min(65536 / (threads * blocks_at_once) / 8 * 8, 256); }
 std::string describe_registers(const void*, int count) {
   return format("setmaxnreg.inc %d: %d registers are free in the block's pool of %u x %u threads", count,
-                registers_free, 65536 / blockDim.x / 8 * 8, blockDim.x);
+                registers_free, registers_at_launch(int(blockDim.x)), blockDim.x);
 }
 
 struct RegisterRequest {
@@ -212,9 +214,7 @@ struct RegisterRequest {
 }  // namespace
 
 void reset_wgmma(int threads) {
-  // At launch every thread has an equal share of the 65536 registers, in steps of 8 and at most 255.
-  const int share = std::min(65536 / threads / 8 * 8, 256);
-  for (int& count : registers_of_warp) count = share;
+  for (int& count : registers_of_warp) count = registers_at_launch(threads);
   registers_free = 0;
   register_waiters = WaitQueue();
   for (auto& issues : open_issues) issues.clear();
