@@ -23,6 +23,7 @@ STAGES = {
     "package": "Package",
     "verify": "Emulator",
     "bench": "Bench",
+    "tune": "Tune",
     "cli": "Command line",
 }
 """Stages that have a table of codes, in the compiler's order, with the titles of their sections."""

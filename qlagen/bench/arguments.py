@@ -46,6 +46,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--date", help="the DATE of the file's name; default: today")
     run.add_argument("--parts", type=_words, default=PARTS, help=f"default: {','.join(PARTS)}")
     run.add_argument("--libs", type=_words, default=(), help="implementations; default: all that are here")
+    run.add_argument("--operators", type=_words, default=(), help="operators with rows; default: the grid's")
     run.add_argument("--heads", type=_words, default=(), help="such as 2:8,16:64; default: the grid's")
     run.add_argument("--sequences", type=_words, default=(), help="such as 1x32768,4x8192; default: the grid's")
     run.add_argument("--gates", type=_words, default=(), help="kinds of gates; default: the grid's")

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -23,6 +23,17 @@ _STRIDE = 0.381966
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What an operator's token does, as far as inputs and reference depend on it."""
+
+    operator: str
+    gate: bool
+    """S is decayed by exp(g) first."""
+    correction: bool
+    """beta (v - S^T k) is written for k instead of v."""
+
+
+@dataclass(frozen=True)
 class Case:
     """One row's problem, the same for every implementation."""
 
@@ -34,6 +45,8 @@ class Case:
     lengths: tuple[int, ...]
     """Tokens of each sequence."""
     gates: str
+    operator: str = ""
+    """Its name in the grid; empty for the first one."""
 
     @property
     def heads(self) -> str:
@@ -45,11 +58,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.direction} {self.heads} {self.label} ({self.gates})"
+        prefix = f"{self.operator} " if self.operator else ""
+        return f"{prefix}{self.direction} {self.heads} {self.label} ({self.gates})"
+
+    @property
+    def traits(self) -> Traits:
+        return operator_traits(self.operator)
 
     def as_json(self) -> dict[str, Any]:
         """The fields that a record has in common with its case."""
         return {
+            **({"operator": self.operator} if self.operator else {}),
             "direction": self.direction,
             "heads": self.heads,
             "sequences": self.label,
@@ -57,14 +76,22 @@ class Case:
         }
 
 
-def make_case(direction: str, heads: str, sequences: str, gates: str) -> Case:
+def make_case(direction: str, heads: str, sequences: str, gates: str, operator: str = "") -> Case:
     """A case from the labels of a record or of the command line. Raises E-BENCH-CASE for a label with no meaning."""
     if direction not in DIRECTIONS:
         raise _unknown("direction", direction, DIRECTIONS)
-    if gates not in gate_kinds():
-        raise _unknown("gates", gates, gate_kinds())
+    kinds = gate_kinds(operator)
+    if gates not in kinds:
+        raise _unknown("gates", gates, kinds)
     key_heads, value_heads = parse_heads(heads)
-    return Case(direction, key_heads, value_heads, sequences, parse_sequences(sequences), gates)
+    lengths = parse_sequences(sequences)
+    return Case(direction, key_heads, value_heads, sequences, lengths, gates, _other_name(operator))
+
+
+def case_of(fields: Mapping[str, str]) -> Case:
+    """The case of a record, or of what `Case.as_json` gave."""
+    direction, heads, sequences, gates = (fields[name] for name in ("direction", "heads", "sequences", "gates"))
+    return make_case(direction, heads, sequences, gates, fields.get("operator", ""))
 
 
 def parse_heads(label: str) -> tuple[int, int]:
@@ -91,8 +118,34 @@ def parse_sequences(label: str) -> tuple[int, ...]:
     raise QlagenError("E-BENCH-CASE", message, notes=notes, hints=did_you_mean(label, named))
 
 
-def gate_kinds() -> tuple[str, ...]:
-    return tuple(_grid()["gates"]["order"])
+def gate_kinds(operator: str = "") -> tuple[str, ...]:
+    """What the gates of an operator's rows may look like, the usual ones first."""
+    gates = _grid()["gates"]
+    return tuple(gates["order"]) if operator_traits(operator).gate else (gates["ungated"],)
+
+
+def gate_order(label: str) -> int:
+    """Where a kind of gates stands in tables."""
+    return (*gate_kinds(), label).index(label)
+
+
+def operators() -> tuple[str, ...]:
+    """Names of the operators that have rows; the first is the main one."""
+    return tuple(_grid()["operators"])
+
+
+def operator_traits(operator: str) -> Traits:
+    """Of an operator by name, of the first one for an empty name. Raises E-BENCH-CASE for an unknown one."""
+    known = _grid()["operators"]
+    name = operator or operators()[0]
+    if name not in known:
+        raise _unknown("operator with rows", name, operators())
+    return Traits(name, **known[name])
+
+
+def _other_name(operator: str) -> str:
+    """How a case names an operator: rows of the main one, which are older than the others, do not."""
+    return "" if operator == operators()[0] else operator
 
 
 def plan(
@@ -100,14 +153,41 @@ def plan(
     heads: Sequence[str] = (),
     sequences: Sequence[str] = (),
     gates: Sequence[str] = (),
+    wanted: Sequence[str] = (),
 ) -> list[Case]:
     """The cases to run, the most informative first; an empty filter takes the grid's own list.
 
-    With several directions their orders are merged row by row, so that a short budget still sees each.
+    With several directions their orders are merged row by row, so that a short budget still sees each. `wanted` names
+    operators; the main one's rows come first.
     """
-    queues = [_ordered(direction, heads, sequences, gates or gate_kinds()) for direction in directions]
+    for name in wanted:
+        operator_traits(name)
+    chosen = wanted or operators()
+    main = operators()[0] in chosen
+    queues = [_ordered(direction, heads, sequences, gates or gate_kinds()) for direction in directions if main]
     longest = max((len(queue) for queue in queues), default=0)
-    return [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
+    cases = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
+    if "forward" not in directions:
+        return cases
+    return cases + [
+        case for others in _grid()["others"] for case in _other_cases(others, chosen, heads, sequences, gates)
+    ]
+
+
+def _other_cases(
+    others: Mapping[str, Any],
+    chosen: Sequence[str],
+    heads: Sequence[str],
+    sequences: Sequence[str],
+    gates: Sequence[str],
+) -> Iterable[Case]:
+    """The rows of another operator: those of the filters that the grid has for it, and with its usual gates."""
+    usual = gate_kinds(others["operator"])[0]
+    if others["operator"] not in chosen or (gates and usual not in gates):
+        return
+    for pair in _spread(others["heads"], others["sequences"]):
+        if (not heads or pair[0] in heads) and (not sequences or pair[1] in sequences):
+            yield make_case("forward", *pair, usual, others["operator"])
 
 
 def head_order(label: str) -> tuple[int, int]:
@@ -117,8 +197,9 @@ def head_order(label: str) -> tuple[int, int]:
 
 
 def sequence_order(direction: str, label: str) -> tuple[int, int, str]:
-    """Where sequences stand in tables: as in the grid, others after them by their tokens."""
-    known = _grid()[direction]["sequences"]
+    """Where sequences stand in tables: as in the grid, others after them by their tokens. Another operator's name in
+    place of the direction means its forward rows."""
+    known = _grid()[direction if direction in DIRECTIONS else DIRECTIONS[0]]["sequences"]
     return (known.index(label), 0, "") if label in known else (len(known), -sum(parse_sequences(label)), label)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 from qlagen.bench.arguments import DOCUMENT, PARTS, PLOTS, RESULTS, add_commands
 from qlagen.bench.cases import DIRECTIONS, plan
-from qlagen.bench.device import slug
+from qlagen.bench.device import gpu_name, slug
 from qlagen.bench.document import losses, make_document
-from qlagen.bench.records import RecordFile, environments, read_records
+from qlagen.bench.records import RecordFile, environments, read_records, row_files
 from qlagen.bench.report import make_report
 from qlagen.bench.session import Crew, Options, Session
 from qlagen.bench.session_host import run_host
@@ -38,11 +37,11 @@ def run_command(options: argparse.Namespace) -> int:
         if part not in PARTS:
             raise QlagenError("E-BENCH-CASE", f"{part!r} is no part of the benchmark", notes=[f"parts: {PARTS}"])
     directions = [part for part in DIRECTIONS if part in options.parts]
-    cases = plan(directions, options.heads, options.sequences, options.gates)
+    cases = plan(directions, options.heads, options.sequences, options.gates, options.operators)
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    path = options.results or RESULTS / f"{slug(_gpu_name())}-{options.date or datetime.date.today()}.jsonl"
+    path = options.results or RESULTS / f"{slug(_gpu())}-{options.date or datetime.date.today()}.jsonl"
     settings = Options(
         names=options.libs,
         gated=not options.no_gate,
@@ -93,7 +92,7 @@ def plot_command(options: argparse.Namespace) -> int:
 
 def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """The records of the files, in order. Raises E-BENCH-ROWS when there are none."""
-    chosen = list(paths) or sorted(RESULTS.glob("*.jsonl"))[-1:]
+    chosen = list(paths) or row_files(RESULTS)[-1:]
     records = [record for path in chosen for record in read_records(path)]
     if not any(record["kind"] == "time" for record in records):
         where = ", ".join(map(str, chosen)) or f"{RESULTS}/"
@@ -101,14 +100,12 @@ def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return records
 
 
-def _gpu_name() -> str:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        return answer.strip().splitlines()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
+def _gpu() -> str:
+    name = gpu_name()
+    if not name:
         hints = ["run this on a machine with an NVIDIA GPU and its driver"]
-        raise QlagenError("E-BENCH-GPU", "nvidia-smi finds no GPU to measure on", hints=hints) from None
+        raise QlagenError("E-BENCH-GPU", "nvidia-smi finds no GPU to measure on", hints=hints)
+    return name
 
 
 def _say(text: str) -> None:

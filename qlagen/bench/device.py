@@ -123,6 +123,16 @@ def measure_ceilings() -> dict[str, float]:
     }
 
 
+def gpu_name() -> str:
+    """The first GPU's name; empty when nvidia-smi finds none."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        return answer.strip().splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return ""
+
+
 def slug(gpu: str) -> str:
     """``NVIDIA H200`` -> ``nvidia-h200``, for file names."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from qlagen.bench.cases import DIRECTIONS
 from qlagen.bench.peers import OURS
 from qlagen.bench.records import Record, environments, latest, latest_of
 from qlagen.bench.report import Report, make_report
@@ -29,7 +30,8 @@ def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: st
     parts = ["# Benchmarks", "Written by `qlagen bench report --docs` from the measured rows; do not edit by hand."]
     parts += ["## Where we lose", losses(report, ours)]
     for direction, found in report.items():
-        parts += [f"## {direction.capitalize()}", as_markdown(summary_table(found)), _sentence(found)]
+        title = direction.capitalize() if direction in DIRECTIONS else f"Forward of `{direction}`"
+        parts += [f"## {title}", as_markdown(summary_table(found)), _sentence(found)]
         parts += [f"![{plot}]({plot})" for plot in plots if plot.rsplit("/", 1)[-1].startswith(direction)]
         parts += ["Milliseconds; the fastest in bold.", as_markdown(times_table(found, direction))]
     parts += _host(records)

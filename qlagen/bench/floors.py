@@ -46,7 +46,7 @@ def floor_of(case: Case, gpu: str) -> Floor | None:
 
 def multiply_adds(case: Case) -> float:
     """Of the chunked form; a sequence's last chunk counts by its tokens."""
-    counts = _floors()[case.direction]
+    counts = _floors()[case.direction if case.traits.correction else f"{case.direction}_without_correction"]
     heads = counts["per_value_head"] * case.value_heads + counts["per_key_head"] * case.key_heads
     return float(case.tokens / counts["chunk"] * heads)
 
@@ -54,12 +54,12 @@ def multiply_adds(case: Case) -> float:
 def least_bytes(case: Case) -> int:
     """16-bit q, k, v and o, 32-bit gates and states, each read or written once; the gradients likewise."""
     keys, values = case.tokens * case.key_heads * KEY_SIZE * 2, case.tokens * case.value_heads * VALUE_SIZE * 2
-    gates = case.tokens * case.value_heads * 4
+    gates = case.tokens * case.value_heads * 4 * (case.traits.gate + case.traits.correction)
     state = len(case.lengths) * case.value_heads * KEY_SIZE * VALUE_SIZE * 4
     if case.direction == "forward":
-        return 2 * keys + 2 * values + 2 * gates + 2 * state
+        return 2 * keys + 2 * values + gates + 2 * state
     # q k v do g beta S0 dS in; dq dk dv dg dbeta dS0 out.
-    return 4 * keys + 3 * values + 4 * gates + 3 * state
+    return 4 * keys + 3 * values + 2 * gates + 3 * state
 
 
 @cache

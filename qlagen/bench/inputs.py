@@ -86,11 +86,14 @@ def _gates(case: Case, device: str, generator: torch.Generator) -> torch.Tensor:
 
     `quarter ungated`: a quarter of the heads never decays, the others slowly. `model init`: what a Qwen3-Next layer
     computes at initialisation, g = -A softplus(a + 1) with A uniform in (0.01, 16) per head: a chunk forgets the past.
+    Zero for an operator without a gate.
     """
     import torch
     import torch.nn.functional as F
 
     heads = case.value_heads
+    if not case.traits.gate:
+        return torch.zeros(1, case.tokens, heads, device=device)
     noise = torch.randn(1, case.tokens, heads, device=device, generator=generator)
     if case.gates == "model init":
         rate = torch.rand(heads, device=device, generator=generator) * 15.99 + 0.01

@@ -86,8 +86,15 @@ class Measurement:
         self.inputs = make_inputs(case, bench.device)
         self.timer = bench.make_timer()
         self.reference: gate.Reference | None = None
+        self.sets = 0
 
     def run(self) -> Iterator[Event]:
+        yield from self.prepare()
+        yield {"event": "begin", "implementation": TURNS}
+        yield from self._time()
+
+    def prepare(self) -> Iterator[Event]:
+        """Judge and warm up every implementation; `samples` times those that are left."""
         self.reference = self._reference()
         yield from self._each(self._check)
         if self.gated and self.reference is None:
@@ -96,9 +103,15 @@ class Measurement:
             candidate.results = {}
         self.reference = None
         sets = self._input_sets()
+        self.sets = len(sets)
         yield from self._each(lambda candidate: self._prepare(candidate, sets))
-        yield {"event": "begin", "implementation": TURNS}
-        yield from self._time(len(sets))
+
+    def samples(self) -> dict[str, list[float]]:
+        """Seconds per call of each implementation that is prepared, taken in turn."""
+        return interleave(self._replays(), self.timer, self.bench.seconds)
+
+    def _replays(self) -> dict[str, Replay]:
+        return {c.name: c.replay for c in self.candidates if c.replay is not None}
 
     def _each(self, step: Callable[[_Candidate], str]) -> Iterator[Event]:
         """Run a step for every candidate that is still in; those with a reason against them leave."""
@@ -176,9 +189,8 @@ class Measurement:
         candidate.replay = self.timer.prepare([self._call(candidate, inputs) for inputs in sets])
         return ""
 
-    def _time(self, sets: int) -> Iterator[Event]:
-        replays = {c.name: c.replay for c in self.candidates if c.replay is not None}
-        samples = interleave(replays, self.timer, self.bench.seconds)
+    def _time(self) -> Iterator[Event]:
+        replays, samples = self._replays(), self.samples()
         for replay in replays.values():
             replay.run()
         clocks = self.bench.read_clocks()
@@ -195,7 +207,7 @@ class Measurement:
                     "samples": statistics.samples,
                     "calls_per_sample": replay.calls,
                     "mode": replay.mode,
-                    "input_sets": sets,
+                    "input_sets": self.sets,
                     "peak_mib": round(candidate.peak_bytes / 2**20, 1),
                     "together": list(replays),
                     "clocks": clocks,

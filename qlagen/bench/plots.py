@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qlagen.bench.cases import head_order, sequence_order
+from qlagen.bench.cases import DIRECTIONS, head_order, sequence_order
 from qlagen.bench.peers import OURS
 from qlagen.bench.report import Report
 from qlagen.errors import QlagenError
@@ -28,6 +28,8 @@ def draw(report: Report, folder: Path, gpu: str = "", ours: str = OURS) -> list[
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for direction, found in report.items():
+        if direction not in DIRECTIONS:
+            continue  # a dozen rows are read from their table
         rows = [row for row in found["rows"] if row["gates"] == _USUAL] or found["rows"]
         for kind, draw_one in (("heads", _heat_map), ("length", _lengths)):
             figure = draw_one(pyplot, rows, direction, f", {gpu}" if gpu else "", ours)

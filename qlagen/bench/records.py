@@ -10,9 +10,11 @@ from typing import Any
 from qlagen.errors import QlagenError
 
 Record = dict[str, Any]
+TUNE_PREFIX = "tune-"
 ROWS = ("time", "refused", "unsupported")
 """Kinds of records that say what became of an implementation in a case."""
-_CASE = ("direction", "heads", "sequences", "gates")
+_CASE = ("operator", "direction", "heads", "sequences", "gates")
+"""Rows of the main operator do not name it."""
 
 
 def read_records(path: Path) -> list[Record]:
@@ -43,6 +45,11 @@ def _parse(path: Path, number: int, line: str) -> Record:
     return record
 
 
+def row_files(folder: Path) -> list[Path]:
+    """The files of a folder that `qlagen bench run` writes, by name; those of `qlagen tune` are no rows."""
+    return sorted(path for path in folder.glob("*.jsonl") if not path.name.startswith(TUNE_PREFIX))
+
+
 class RecordFile:
     """The rows of one file, in memory and on disk at once: every row is on disk as soon as it is known."""
 
@@ -62,9 +69,13 @@ class RecordFile:
 
 
 def latest(records: Iterable[Record]) -> dict[tuple[str, ...], Record]:
-    """The newest row of each (direction, heads, sequences, gates, implementation), a time or why there is none."""
-    rows = (record for record in records if record["kind"] in ROWS)
-    return {(*(row[name] for name in _CASE), row["implementation"]): row for row in rows}
+    """The newest row of each case and implementation (see `row_key`), a time or why there is none."""
+    return {row_key(row, row["implementation"]): row for row in records if row["kind"] in ROWS}
+
+
+def row_key(fields: Mapping[str, Any], implementation: str) -> tuple[str, ...]:
+    """(operator, direction, heads, sequences, gates, implementation) of a record or a case's fields."""
+    return (*(fields.get(name, "") for name in _CASE), implementation)
 
 
 def latest_of(records: Iterable[Record], kind: str) -> Iterator[Record]:

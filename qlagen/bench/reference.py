@@ -1,7 +1,8 @@
 """What a case must give: the chunked recurrence in float64 with PyTorch, on the GPU or the CPU.
 
 One token: S <- exp(g) S, then S <- S + k (beta (v - S^T k))^T, and o = scale S^T q. Evaluated 64 tokens at a time
-(Yang, Kautz, Hatamizadeh, arXiv 2412.06464, section 3.3); the tests compare it with a recurrence over tokens.
+(Yang, Kautz, Hatamizadeh, arXiv 2412.06464, section 3.3); the tests compare it with a recurrence over tokens. An
+operator without a gate has g = 0; one without a correction writes v itself: beta (v - S^T k) becomes v.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _slice_results(inputs: Inputs, keys: slice, values: slice, chunks: _Chunks) 
     }
     leaves = {name: part.double().detach().clone().requires_grad_(backward) for name, part in parts.items()}
     with torch.set_grad_enabled(backward):
-        o, state = _run(tuple(leaves.values()), inputs.scale, chunks)
+        o, state = _run(tuple(leaves.values()), inputs.scale, chunks, inputs.case.traits.correction)
     if not backward:
         return {"o": o[None], "final_state": state}
     assert inputs.d_output is not None  # a backward case has them
@@ -85,7 +86,9 @@ def _slice_results(inputs: Inputs, keys: slice, values: slice, chunks: _Chunks) 
     return {name: value if name == "d_initial_state" else value[None] for name, value in named.items()}
 
 
-def _run(leaves: tuple[torch.Tensor, ...], scale: float, chunks: _Chunks) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(
+    leaves: tuple[torch.Tensor, ...], scale: float, chunks: _Chunks, correction: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q, k [T, hk, K], v [T, hv, V], g, beta [T, hv], initial state [N, hv, K, V] -> o [T, hv, V], final state."""
     import torch
 
@@ -109,7 +112,7 @@ def _run(leaves: tuple[torch.Tensor, ...], scale: float, chunks: _Chunks) -> tup
     for count in chunks.active:
         finished.append(S[count:])
         S, c = S[:count], slice(first, first + count)
-        N = U[c] - W[c] @ S
+        N = U[c] - W[c] @ S if correction else V[c]
         outputs.append(scale * (read[c] @ S + P[c] @ N))
         S = total[c].exp() * S + write[c].mT @ N
         first += count

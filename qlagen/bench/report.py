@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qlagen.bench.cases import DIRECTIONS, Case, make_case
+from qlagen.bench.cases import DIRECTIONS, Case, case_of
 from qlagen.bench.floors import floor_of
 from qlagen.bench.peers import OURS, REGISTRY
-from qlagen.bench.records import Record, environments, latest
+from qlagen.bench.records import Record, environments, latest, row_key
 
 Report = dict[str, Any]
 NOT_A_RIVAL = ("portable",)
@@ -19,31 +19,27 @@ NOT_A_RIVAL = ("portable",)
 def make_report(records: Sequence[Record], ours: str = OURS) -> Report:
     """``{"forward" | "backward": {rows, geomean_vs_best, min_vs_best, geomean_vs, floor_fraction}}``.
 
+    Rows of other operators stand under the operator's name instead of the direction.
+
     A ratio is a peer's time over ours: above one, ours is faster. `floor_fraction` is the floor over the time, one at
     best; per implementation its geometric mean over the rows. A number is None where there is nothing to compute it
     from, and a direction is left out when it has no rows.
     """
     gpus = {name: record["gpu"] for name, record in environments(records).items() if "gpu" in record}
     rows = _rows(latest(records).values(), ours, gpus)
-    report: Report = {}
-    for direction in DIRECTIONS:
-        found = [row for case, row in rows if case.direction == direction]
-        if found:
-            report[direction] = _summary(found, ours)
-    return report
+    parts: dict[str, list[Report]] = {direction: [] for direction in DIRECTIONS}
+    for case, row in rows:
+        parts.setdefault(case.operator or case.direction, []).append(row)
+    return {part: _summary(found, ours) for part, found in parts.items() if found}
 
 
 def _rows(records: Iterable[Record], ours: str, gpus: Mapping[str, str]) -> list[tuple[Case, Report]]:
     """One row per case that has a time, in the order of the file."""
     together: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        key = record["direction"], record["heads"], record["sequences"], record["gates"]
-        together.setdefault(key, []).append(record)
-    return [
-        (make_case(*key), _row(make_case(*key), found, ours, gpus))
-        for key, found in together.items()
-        if any(record["kind"] == "time" for record in found)
-    ]
+        together.setdefault(row_key(record, ""), []).append(record)
+    timed = [found for found in together.values() if any(record["kind"] == "time" for record in found)]
+    return [(case_of(found[0]), _row(case_of(found[0]), found, ours, gpus)) for found in timed]
 
 
 def _row(case: Case, found: Sequence[Record], ours: str, gpus: Mapping[str, str]) -> Report:

@@ -12,7 +12,7 @@ from typing import Any
 
 from qlagen.bench.cases import Case
 from qlagen.bench.measure import TURNS, Event
-from qlagen.bench.records import RecordFile, latest
+from qlagen.bench.records import RecordFile, latest, row_key
 from qlagen.bench.workers import Worker, WorkerLostError
 from qlagen.errors import QlagenError, did_you_mean
 
@@ -138,7 +138,7 @@ class Session:
         rows = latest(self.file.records)
 
         def done(case: Case, name: str, version: str) -> bool:
-            row = rows.get((*case.as_json().values(), name))
+            row = rows.get(row_key(case.as_json(), name))
             if row is None or row["version"] != version or self.options.again:
                 return False
             return not (self.options.retry and row["kind"] == "refused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qlagen.bench.cases import gate_kinds, head_order, sequence_order
+from qlagen.bench.cases import gate_order, head_order, sequence_order
 from qlagen.bench.report import Report
 
 Table = tuple[list[str], list[list[str]]]
@@ -16,7 +16,7 @@ def times_table(report: Report, direction: str) -> Table:
     """Milliseconds of every implementation in every row, the ratio to the best peer, and the floor."""
 
     def place(row: Report) -> tuple[Any, ...]:
-        return head_order(row["heads"]), sequence_order(direction, row["sequences"]), gate_kinds().index(row["gates"])
+        return head_order(row["heads"]), sequence_order(direction, row["sequences"]), gate_order(row["gates"])
 
     names = implementations(report)
     ours = any(row["vs_best"] is not None for row in report["rows"])

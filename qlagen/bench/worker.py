@@ -10,10 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from qlagen.bench.cases import Case, make_case
+from qlagen.bench.cases import case_of
 from qlagen.bench.device import describe_environment, measure_ceilings, read_clocks
 from qlagen.bench.host import first_call, host_rows
 from qlagen.bench.inputs import make_inputs
@@ -34,7 +34,7 @@ def handle(request: Request, bench: Bench) -> Iterator[Event]:
         yield from _environment(bench)
     elif task == "keys":
         implementation = bench.implementation(request["implementation"])
-        cases = [_case(fields) for fields in request["cases"]]
+        cases = [case_of(fields) for fields in request["cases"]]
         yield {
             "event": "keys",
             "keys": [None if implementation.unsupported(case) else implementation.compile_key(case) for case in cases],
@@ -42,18 +42,14 @@ def handle(request: Request, bench: Bench) -> Iterator[Event]:
     elif task == "compile":
         yield from _compile(request, bench)
     elif task == "measure":
-        case = _case(request["case"])
+        case = case_of(request["case"])
         yield from Measurement(bench, case, request["implementations"], request.get("gated", True)).run()
     elif task == "host":
-        yield from host_rows(bench, request["implementations"], [_case(fields) for fields in request["cases"]])
+        yield from host_rows(bench, request["implementations"], [case_of(fields) for fields in request["cases"]])
     elif task == "first call":
-        yield first_call(bench, request["implementation"], _case(request["case"]))
+        yield first_call(bench, request["implementation"], case_of(request["case"]))
     else:
         raise ValueError(f"unknown task {task!r}")
-
-
-def _case(fields: dict[str, str]) -> Case:
-    return make_case(fields["direction"], fields["heads"], fields["sequences"], fields["gates"])
 
 
 def _environment(bench: Bench) -> Iterator[Event]:
@@ -75,7 +71,7 @@ def _environment(bench: Bench) -> Iterator[Event]:
 
 def _compile(request: Request, bench: Bench) -> Iterator[Event]:
     """Run a case once for its compiled kernels. In a process that only compiles, no tuning by timing."""
-    implementation, case = bench.implementation(request["implementation"]), _case(request["case"])
+    implementation, case = bench.implementation(request["implementation"]), case_of(request["case"])
     if request["only_compiles"]:
         implementation.before_compiling()
     begun = time.perf_counter()
@@ -113,7 +109,7 @@ def make_bench() -> Bench:
     )
 
 
-def serve() -> int:
+def serve(respond: Callable[[Request, Bench], Iterator[Event]] = handle) -> int:
     """Answer requests from standard input until it ends. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -126,7 +122,7 @@ def serve() -> int:
     for line in sys.stdin:
         try:
             bench = bench or make_bench()
-            for event in handle(json.loads(line), bench):
+            for event in respond(json.loads(line), bench):
                 answer(event)
             answer({"event": "end"})
         except Exception as fault:

@@ -1,4 +1,4 @@
-"""The command line: ``qlagen check | explain | show | build | verify | simulate | targets | bench``."""
+"""The command line: ``qlagen check | explain | show | build | verify | simulate | targets | bench | tune``."""
 
 from __future__ import annotations
 

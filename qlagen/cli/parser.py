@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from qlagen import __version__
 from qlagen.bench import arguments as bench
+from qlagen.tune import arguments as tune
 
 SPECS = Path("specs")
 LIBRARY = Path("generated/qla_ops")
@@ -26,6 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     for add in (_check, _explain, _show, _build, _verify, _simulate, _targets):
         add(commands)
     bench.register(commands)
+    tune.register(commands)
     return parser
 
 

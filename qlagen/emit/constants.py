@@ -48,6 +48,8 @@ def candidate_constants(context: Context) -> Entries:
         ("SWIZZLE_COLUMNS", str(SWIZZLE_COLUMNS)),
         ("BLOCK", "16"),
         ("LANE_ENTRIES", "CHUNK // WARP"),
+        ("HEADS", str(options.heads)),
+        ("QUAD", "4"),
         ("LANE_STEPS", str(WARP.bit_length() - 1)),
         ("SCAN_FLOOR", "-128.0"),
         ("MINUS_INFINITY", 'float("-inf")'),

@@ -49,6 +49,11 @@ class Context:
         """Set in a kernel that makes the maps of segments: it walks whole chunks only."""
         return self.schedule.program.segment
 
+    @property
+    def heads(self) -> int:
+        """Value heads of an iteration."""
+        return self.schedule.options.heads
+
     def size(self, symbol: str) -> int:
         return dict(self.schedule.dims)[symbol]
 
@@ -106,9 +111,14 @@ def stage(ring: Ring) -> str:
     return "0" if ring.stage_class == "inner" else f"step % {STAGES[ring.stage_class]}"
 
 
-def slot(ring: Ring) -> str:
-    """The whole tile of an iteration."""
-    return f"{ring_name(ring)}[{stage(ring)}, {', '.join(':' for _ in ring.dims)}]"
+def slot(ring: Ring, head: str = "head") -> str:
+    """The whole tile of an iteration, of one of its value heads where the ring has several."""
+    return f"{ring_name(ring)}[{stage_head(ring, head)}, {', '.join(':' for _ in ring.dims)}]"
+
+
+def stage_head(ring: Ring, head: str) -> str:
+    """The first indices of a ring's tile."""
+    return f"{stage(ring)}, {head}" if ring.heads > 1 else stage(ring)
 
 
 def entry(ring: Ring, index: str) -> str:

@@ -55,7 +55,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         constants=candidate_constants(context),
         exports=exports(context),
         turned=any(fragment.transposed_view for fragment in schedule.fragments),
-        accumulated=any(isinstance(line, views.Inverse) for line in lines),
+        accumulated=any(isinstance(line, views.Inverse | views.Share) for line in lines),
         helpers=_helpers(context, lines),
         parameters=parameters(context),
         scalars=scalars(context),
@@ -79,7 +79,9 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
 
 def _summary(schedule: Schedule) -> str:
     if schedule.program.carry is None:
-        return "one chunk of one value head at a time, on a persistent grid"
+        heads = schedule.options.heads
+        count = "one value head" if heads == 1 else f"up to {heads} value heads of one key head"
+        return f"one chunk of {count} at a time, on a persistent grid"
     held = "transposed " if schedule.transposed else ""
     return f"the chunks of a segment in order, {held}{schedule.program.carry.name} resident in fp32 registers"
 
@@ -139,9 +141,18 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     bounded = context.segment is not None and context.segment.bound is not None
     used = {WARM_UP: bounded, "zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
+    used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
     inverted = any(isinstance(line, views.Inverse) for line in lines)
-    used |= {"block_products": inverted, "unit_lower_inverse": inverted}
+    shared = any(isinstance(line, views.Share) for line in lines)
+    used |= {"load_heads": any(isinstance(line, views.FetchHeads) for line in lines)}
+    used |= {"block_products": inverted or shared, "unit_lower_inverse": inverted}
+    used |= {"clear_tiles": inverted or shared, "head_diagonal": shared, "head_rows": shared}
     return tuple(name for name, wanted in used.items() if wanted)
+
+
+def _moves_matrices(line: views.Line) -> bool:
+    return isinstance(line, views.FetchMatrices) or (isinstance(line, views.Put) and line.matrices is not None)
 
 
 def _padding(context: Context) -> tuple[file_views.PaddedTensor, ...]:

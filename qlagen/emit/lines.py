@@ -15,8 +15,10 @@ from qlagen.emit.context import (
     slot,
     slot_extent,
     stage,
+    stage_head,
 )
 from qlagen.emit.maps import comment_of, map_view, vector_view
+from qlagen.emit.matrices import fetched_matrices, put_matrices
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Instruction, Ring, Role, Step
 
@@ -26,7 +28,21 @@ CHUNK_ROWS = 64
 
 def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """The loop body of a compute role."""
-    return tuple(_line(context, role, instruction) for instruction in role.body)
+    lines = tuple(_line(context, role, instruction) for instruction in role.body)
+    counted = any(isinstance(line, views.InverseHeads) for line in lines)
+    return (head_count(), *lines) if counted else lines
+
+
+ITEM = ("item", "block + step * workers")
+"""An item of a persistent grid."""
+GROUP = ("group", "T.truncmod(item, groups)")
+"""Which of the groups of a key head's value heads an item works on."""
+HEAD_COUNT = ("heads", "T.min(HEADS, ratio - group * HEADS)")
+
+
+def head_count() -> views.Assign:
+    """How many value heads an iteration has: the last of a key head's groups may have fewer."""
+    return views.Assign((ITEM, GROUP, HEAD_COUNT))
 
 
 def barrier_line(context: Context, instruction: Instruction) -> views.Line:
@@ -95,7 +111,11 @@ def _gemm(context: Context, role: Role, step: Step) -> views.Line:
 
 
 def _fetch(context: Context, role: Role, step: Step) -> views.Line:
-    return views.Copy(slot(_operand(context, step.rings[0])), context.fragment(_written(step)), comment_of(step))
+    ring, out = _operand(context, step.rings[0]), context.fragment(_written(step))
+    matrices = fetched_matrices(context, role, step)
+    if matrices is not None:
+        return views.FetchMatrices(out, matrices, comment_of(step))
+    return views.Copy(slot(ring), out, comment_of(step))
 
 
 def _cast(context: Context, role: Role, step: Step) -> views.Line:
@@ -111,25 +131,34 @@ def _turn(context: Context, role: Role, step: Step) -> views.Line:
 def _put(context: Context, role: Role, step: Step) -> views.Line:
     source = step.reads[0]
     ring = _operand(context, step.ring_out)
+    matrices = put_matrices(context, role, step)
     if step.writes is None:
-        return views.Put("", "", context.fragment(source), None, False, slot(ring), comment_of(step))
+        return views.Put("", "", context.fragment(source), None, False, slot(ring), matrices, comment_of(step))
     via = context.values[step.writes]
     rows, columns = context.extents(source)
     turned = via.transposed_view != context.values[source].transposed_view
     return views.Put(
-        rows, columns, context.fragment(source), context.fragment(via.name), turned, slot(ring), comment_of(step)
+        rows=rows,
+        columns=columns,
+        source=context.fragment(source),
+        via=context.fragment(via.name),
+        turned=turned,
+        out=slot(ring),
+        matrices=matrices,
+        comment=comment_of(step),
     )
 
 
 def _scan(context: Context, role: Role, step: Step) -> views.Line:
     _check_chunk(context, step)
     source, out = _operand(context, step.rings[0]), _operand(context, step.ring_out)
+    warp = role_warp(role)
     return views.Scan(
-        first=first_thread(role),
+        guard=f"{warp} < HEADS" if out.heads > 1 else f"tx < {first_thread(role)} + WARP",
         source=ring_name(source),
-        source_stage=stage(source),
+        source_stage=stage_head(source, warp),
         out=ring_name(out),
-        out_stage=stage(out),
+        out_stage=stage_head(out, warp),
         comment=comment_of(step),
     )
 
@@ -153,19 +182,50 @@ def _inverse(context: Context, role: Role, step: Step) -> views.Line:
     )
 
 
+def _share(context: Context, role: Role, step: Step) -> views.Line:
+    _check_chunk(context, step)
+    out = _operand(context, step.ring_out)
+    matrix = context.fragment(step.reads[0])
+    return views.Share(role_warp(role), matrix, _vector(out, None), str(out.shape[0]), comment_of(step))
+
+
+def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
+    matrix, out = _operand(context, step.matrix), _operand(context, step.ring_out)
+    warp = role_warp(role)
+    factors, decay = (None if r is None else _vector(_operand(context, r), warp) for r in (step.factors, step.decay))
+    return views.InverseHeads(
+        warp=warp,
+        matrix=_vector(matrix, None),
+        extent=str(matrix.shape[0]),
+        factors=factors,
+        gates=decay,
+        out=f"{ring_name(out)}[{stage_head(out, warp)}, 0, 0]",
+        out_extent=slot_extent(out),
+        comment=comment_of(step),
+    )
+
+
+def _vector(ring: Ring, head: str | None) -> str:
+    """The first entry of a vector, of a head where it has several."""
+    return f"{ring_name(ring)}[{stage(ring) if head is None else stage_head(ring, head)}, 0]"
+
+
 def clear_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """What a role's inverses need before the loop."""
-    steps = (i.step for i in role.body if i.step is not None and i.step.kind == "inverse")
-    return tuple(_clear(role, _operand(context, s.scratch), _operand(context, s.ring_out)) for s in steps)
+    steps = (i.step for i in role.body if i.step is not None and i.step.kind in ("inverse", "inverse_heads"))
+    return tuple(_clear(context, role, step) for step in steps)
 
 
-def _clear(role: Role, work: Ring, ring: Ring) -> views.Line:
+def _clear(context: Context, role: Role, step: Step) -> views.Line:
+    ring = _operand(context, step.ring_out)
+    work = None if step.scratch is None else _operand(context, step.scratch)
+    heads = "HEADS * " if ring.heads > 1 else ""
     return views.ClearSlots(
         thread=role_thread(role),
-        work=f"{ring_name(work)}[{stage(work)}, 0]",
-        work_extent=str(work.shape[0]),
-        out=f"{ring_name(ring)}[0, 0, 0]",
-        extent=f"{STAGES[ring.stage_class]} * {slot_extent(ring)}",
+        work=None if work is None else f"{ring_name(work)}[{stage(work)}, 0]",
+        work_extent="" if work is None else str(work.shape[0]),
+        out=f"{ring_name(ring)}[{'0, 0' if ring.heads > 1 else '0'}, 0, 0]",
+        extent=f"{STAGES[ring.stage_class]} * {heads}{slot_extent(ring)}",
         barrier=role_barrier(role),
         threads=role_threads(role),
     )
@@ -190,4 +250,6 @@ _STEPS: dict[str, Callable[[Context, Role, Step], views.Line]] = {
     "put": _put,
     "scan": _scan,
     "inverse": _inverse,
+    "share": _share,
+    "inverse_heads": _inverse_heads,
 }

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from qlagen.emit.context import TILE, Context, entry, ring_name, role_warp, stage
 from qlagen.emit.expressions import broken, factors, product, render, strictest
-from qlagen.emit.views import Comment, GateVector, Map, MapLoop, Vector
+from qlagen.emit.matrices import is_accumulator
+from qlagen.emit.views import Comment, Decay, GateVector, Map, MapLoop, Vector
 from qlagen.errors import QlagenError
-from qlagen.program.ir import ElementExpr, Gate, Ref
+from qlagen.program.ir import ElementExpr, Gate, Number, Ref
 from qlagen.schedule.model import Role, Step
 
 
@@ -23,6 +24,8 @@ def required_expr(step: Step) -> ElementExpr:
     return step.expr
 
 
+DECAY_ROWS = 64
+"""The device function of a decay is spelled for matrices of so many rows and columns, in one warpgroup."""
 BLOCK_COLUMN = "part * BLOCK + column"
 """The column of a matrix that is made in blocks of as many columns as a warp has rows."""
 
@@ -74,6 +77,10 @@ class MapText:
             return f"T.exp2({exponent})"
         return f"T.exp2(T.if_then_else({keep}, {exponent}, MINUS_INFINITY))"
 
+    def is_uniform(self, part: ElementExpr) -> bool:
+        """Whether a factor is the same for all entries: a scalar argument, a total decay or a number."""
+        return isinstance(part, Number) or (isinstance(part, Ref) and part.along == "all")
+
     def masked_product(self, parts: Sequence[ElementExpr]) -> str:
         """A product whose mask factors select entries: inside a decay's exponent, else around the product."""
         matrices = [self.gates[p.name] for p in parts if isinstance(p, Ref) and p.name in self.gates]
@@ -101,9 +108,14 @@ def map_view(context: Context, role: Role, step: Step) -> Map:
     index = "column, row" if out.transposed_view else f"row, {text.column_text}"
     target = f"{context.fragment(step.writes)}[{index}]"
     parts = factors(required_expr(step))
+    loops: tuple[MapLoop, ...]
     host = _fp32_host(context, step, parts) if out.dtype == "data" and _has_decay(text, parts) else None
-    if host is None:
-        loops: tuple[MapLoop, ...] = (MapLoop(target, broken(text.masked_product(parts))),)
+    decay = None if host is None else _decay(text, role, host, parts)
+    if host is not None and decay is not None:
+        kept = [p for p in parts if not text.is_uniform(p) and not (isinstance(p, Ref) and p.name in text.gates)]
+        loops = (MapLoop(target, broken(product(kept, text.leaf))),)
+    elif host is None:
+        loops = (MapLoop(target, broken(text.masked_product(parts))),)
     else:
         inside = [p for p in parts if isinstance(p, Ref) and (p.name in text.gates or p.name == host.name)]
         rest = [p for p in parts if not any(p is q for q in inside)]
@@ -114,9 +126,31 @@ def map_view(context: Context, role: Role, step: Step) -> Map:
     if out.transposed_view:
         rows, columns = columns, rows
     axes = ("column", "row") if text.flipped else ("row", "column")
-    gates = gate_vectors(context, step, axes, (rows, columns))
-    warp = role_warp(role) if step.below else None
-    return Map(rows, columns, gates, _last_entries(context, step), loops, warp, comment_of(step))
+    return Map(
+        rows=rows,
+        columns=columns,
+        gates=gate_vectors(context, step, axes, (rows, columns)) if decay is None else (),
+        last=_last_entries(context, step),
+        loops=loops,
+        below=role_warp(role) if step.below else None,
+        decay=decay,
+        comment=comment_of(step),
+    )
+
+
+def _decay(text: MapText, role: Role, host: Ref, parts: Sequence[ElementExpr]) -> Decay | None:
+    """The device function for the decay and the numbers among a map's factors, where it can do them."""
+    context, step = text.context, text.step
+    matrices = [gate for gate in step.gates if gate.kind != "total"]
+    decays = [gate for gate in matrices if gate.kind == "decay"]
+    square = context.values[host.name].shape == (DECAY_ROWS, DECAY_ROWS) and role.warps * 16 == DECAY_ROWS
+    known = square and len(decays) == 1 and not decays[0].exclusive and strictest(matrices) == ">="
+    if not known or step.below or text.flipped or not is_accumulator(role, host.name):
+        return None
+    ring = context.rings[dict(step.lookups)[decays[0].name]]
+    numbers = [part for part in parts if text.is_uniform(part)]
+    number = product(numbers, text.leaf) if numbers else "T.float32(1)"
+    return Decay(context.fragment(host.name), entry(ring, "0"), number, role_warp(role))
 
 
 def _has_decay(text: MapText, parts: Sequence[ElementExpr]) -> bool:

@@ -32,6 +32,8 @@ def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
 
 def _ring_shape(ring: Ring) -> str:
     sizes = [TILE[dim] for dim in ring.dims] or [str(size) for size in ring.shape]
+    if ring.heads > 1:
+        sizes.insert(0, "HEADS")
     return f"({', '.join((STAGES[ring.stage_class], *sizes))})"
 
 
@@ -80,9 +82,13 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
             found += [_fp32(name.removesuffix("[0]"), "alloc_local", "1") for name, _ in line.last]
         if isinstance(line, views.FetchVector):
             found.append(_fp32(line.out, "alloc_local", "LANE_ENTRIES"))
+        if isinstance(line, views.FetchHeads):
+            found.append(_fp32(line.out, "alloc_local", "LANE_ENTRIES * QUAD"))
     if any(isinstance(line, views.Scan) for line in lines):
         found += [_fp32("sums", "alloc_local", "LANE_ENTRIES")]
         found += [_fp32(name, "alloc_local", "1") for name in ("lane_sum", "lane_before")]
+    if any(isinstance(line, views.Inverse) for line in lines):
+        found.append(_fp32("row_sums", "alloc_local", "CHUNK * 3 // 8"))
     return tuple({view.name: view for view in found}.values())
 
 
@@ -108,7 +114,7 @@ def layouts(context: Context, lines: Iterable[views.Line]) -> tuple[tuple[str, s
         if fragment.transposed_view
     ]
     for line in lines:
-        if isinstance(line, views.Inverse):
+        if isinstance(line, views.Inverse | views.Share):
             found.append((line.matrix, "accumulated(CHUNK, CHUNK)"))
     for ring in context.schedule.rings:
         if len(ring.shape) == 2 and not is_static(ring) and not context.is_gemm_operand(ring):

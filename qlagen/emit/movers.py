@@ -15,8 +15,9 @@ from qlagen.emit.context import (
     slot,
     slot_extent,
     stage,
+    stage_head,
 )
-from qlagen.emit.lines import barrier_line
+from qlagen.emit.lines import GROUP, HEAD_COUNT, ITEM, barrier_line
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Tensor
 from qlagen.schedule.model import Instruction, Ring, Role
@@ -86,13 +87,24 @@ def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
         if chunks:
             values += [("slot", "first_slot + step")]
         return views.Assign(tuple(values))
-    values += [("item", "block + step * workers")]
-    values += [("slot", "T.truncdiv(item, value_heads)"), ("value_head", "T.truncmod(item, value_heads)")]
-    if any(tensor.head == "key" for tensor in tensors):
-        values += [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")]
+    values += [ITEM, *_head_coordinates(context, any(tensor.head == "key" for tensor in tensors))]
     if tokens:
         values += [("start", "chunk_first[slot]"), ("rows", "chunk_rows[slot]")]
     return views.Assign(tuple(values))
+
+
+def _head_coordinates(context: Context, key_head: bool) -> list[tuple[str, str]]:
+    """Slot and heads of an item: value heads fastest. Where it has several value heads, the first of them."""
+    if context.heads == 1:
+        values = [("slot", "T.truncdiv(item, value_heads)"), ("value_head", "T.truncmod(item, value_heads)")]
+        return values + [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")] * key_head
+    return [
+        ("slot", "T.truncdiv(item, units)"),
+        ("key_head", "T.truncdiv(T.truncmod(item, units), groups)"),
+        GROUP,
+        ("value_head", "key_head * ratio + group * HEADS"),
+        HEAD_COUNT,
+    ]
 
 
 def _line(context: Context, role: Role, instruction: Instruction, tail: bool) -> views.Line:
@@ -114,10 +126,14 @@ def is_cut(context: Context, tensor: Tensor) -> bool:
 def _tile_in_tensor(context: Context, ring: Ring) -> str:
     """The chunk's tile in global memory."""
     tensor = tensor_of(ring)
-    head, columns = HEAD[tensor.head], columns_of(tensor.dims, context.carried)
+    head, columns = _head(ring), columns_of(tensor.dims, context.carried)
     if tensor.layout == "token":
         return f"{tensor.name}[start:start + CHUNK, {head}, {columns}]"
     return f"{tensor.name}[slot, {head}, :, {columns}]"
+
+
+def _head(ring: Ring) -> str:
+    return f"{HEAD[tensor_of(ring).head]} + head" if ring.heads > 1 else HEAD[tensor_of(ring).head]
 
 
 def _parts(ring: Ring) -> str:
@@ -170,7 +186,7 @@ def _tile(context: Context, ring: Ring) -> views.TileView:
 
 def _store_tile(context: Context, ring: Ring) -> views.StoreTile:
     name = tensor_of(ring).name
-    return views.StoreTile(slot(ring), _tile_in_tensor(context, ring), views.Comment("", name))
+    return views.StoreTile(slot(ring), _tile_in_tensor(context, ring), ring.heads > 1, views.Comment("", name))
 
 
 def _store_rows(context: Context, ring: Ring) -> views.StoreRows:
@@ -200,22 +216,31 @@ def vector_registers(ring: Ring) -> str:
     return f"{ring.name}_next"
 
 
-def _vector_in_tensor(tensor: Tensor, index: str) -> str:
+def _vector_in_tensor(ring: Ring, index: str) -> str:
+    tensor = tensor_of(ring)
     if tensor.layout == "token":
-        return f"{tensor.name}[start + {index}, {HEAD[tensor.head]}]"
-    return f"{tensor.name}[slot, {HEAD[tensor.head]}, {index}]"
+        return f"{tensor.name}[start + {index}, {_head(ring)}]"
+    return f"{tensor.name}[slot, {_head(ring)}, {index}]"
 
 
-def _fetch_vector(context: Context, ring: Ring) -> views.FetchVector:
+def _fetch_vector(context: Context, ring: Ring) -> views.Line:
     tensor = tensor_of(ring)
     comment = views.Comment("", f"{tensor.name}, read before its slot is free")
-    source = _vector_in_tensor(tensor, "lane + entry * WARP")
+    if ring.heads > 1:
+        if tensor.layout != "token":
+            raise QlagenError("E-EMIT", f"tensor {tensor.name}: only vectors by token are loaded for several heads")
+        return views.FetchHeads(vector_registers(ring), f"{tensor.name}[start, value_head]", comment)
+    source = _vector_in_tensor(ring, "lane + entry * WARP")
     return views.FetchVector(vector_registers(ring), source, is_cut(context, tensor), comment)
 
 
 def _load_vector(ring: Ring) -> views.LoadVector:
     return views.LoadVector(
-        vector_registers(ring), ring_name(ring), stage(ring), views.Comment("", tensor_of(ring).name)
+        vector_registers(ring),
+        ring_name(ring),
+        stage_head(ring, "head"),
+        ring.heads > 1,
+        views.Comment("", tensor_of(ring).name),
     )
 
 
@@ -224,5 +249,6 @@ def _store_vector(ring: Ring) -> views.StoreVector:
     if tensor.layout != "chunk":
         message = f"tensor {tensor.name}: a vector can be stored to a tensor padded to whole chunks only"
         raise QlagenError("E-EMIT", message)
-    out = _vector_in_tensor(tensor, "lane + entry * WARP")
-    return views.StoreVector(ring_name(ring), stage(ring), out, views.Comment("", tensor.name))
+    out = _vector_in_tensor(ring, "lane + entry * WARP")
+    heads = ring.heads > 1
+    return views.StoreVector(ring_name(ring), stage_head(ring, "head"), out, heads, views.Comment("", tensor.name))

@@ -16,14 +16,15 @@ _JOINT_SHAPE = ("joints", "value_heads", f"{_BOTH} * {FULL['K']}")
 """The last segment of a sequence is joined to nothing: it has no row."""
 _ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "joints", "chunk_count")
 _LOCAL = (
-    "T tilelang build turned data_type tx warp lane block step row column entry line group inner sequence sequences"
+    "T tilelang build turned data_type tx warp lane block step row column entry sequence sequences"
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
     " cuts tokens chunk_count workers chunk_first chunk_rows initial_state final_state"
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
     " segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
-    " sums lane_sum lane_before solution part upper lower patch"
+    " ratio groups units group head heads load_heads clear_tiles head_inverse sums lane_sum lane_before part row_sums"
+    " accumulated inverse blocks"
 )
 _CXX = (
     "alignas alignof asm auto bool case catch char class concept const constexpr default delete do double enum explicit"

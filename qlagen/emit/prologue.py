@@ -12,10 +12,16 @@ WARM_UP = "warm_up_chunks"
 
 def prologue(context: Context) -> Entries:
     """Integers of the whole kernel, in the order in which they follow from one another."""
-    if not context.carried:
-        items = "chunk_count * value_heads"
-        return (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
     tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
+    if not context.carried:
+        shared = any(tensor.head == "key" for tensor in tensors)
+        items = f"chunk_count * {'value_heads' if context.heads == 1 else 'units'}"
+        loop = (("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
+        if context.heads == 1:
+            return loop
+        ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")
+        groups = ("groups", "T.truncdiv(ratio + HEADS - 1, HEADS)")
+        return (ratio, groups, ("units", f"{'key_heads * ' if shared else ''}groups"), *loop)
     own = _chunks(tensors) if context.segment is None else _warm_up(context.segment)
     return (*_place(tensors), *_neighbours(), *own)
 

@@ -14,15 +14,10 @@ from qlagen.emit import file_views, views
 from qlagen.errors import QlagenError
 
 KERNEL = "kernel.py.jinja"
-OPERATIONS = ("operations.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
-OTHERS = (
-    "comments.jinja",
-    "fragments.jinja",
-    "row_helpers.cuh.jinja",
-    "segment.cuh.jinja",
-    "blocks.cuh.jinja",
-    "inverse.cuh.jinja",
-)
+DEVICE = ("row_helpers", "segment", "matrices", "decay", "blocks", "inverse", "head_inverse", "head_rows")
+"""Templates of device functions."""
+OPERATIONS = ("operations.jinja", "elementwise.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
+OTHERS = ("comments.jinja", "fragments.jinja", *(f"{name}.cuh.jinja" for name in DEVICE))
 KERNEL_TEMPLATES = (KERNEL, *OPERATIONS, *OTHERS)
 
 

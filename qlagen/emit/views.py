@@ -62,6 +62,16 @@ class MapLoop:
 
 
 @dataclass(frozen=True)
+class Decay:
+    """A device function multiplies `matrix`, in accumulators, by the decay of the log gate `gate` and by `number`."""
+
+    matrix: str
+    gate: str
+    number: str
+    warp: str
+
+
+@dataclass(frozen=True)
 class Map(Line):
     """Elementwise loops over a [rows, columns] tile; `last` are numbers read once before them."""
 
@@ -73,6 +83,8 @@ class Map(Line):
     loops: tuple[MapLoop, ...]
     below: str | None
     """The warp's number when blocks above the diagonal are left out."""
+    decay: Decay | None
+    """Done before the loops."""
     comment: Comment
 
 
@@ -83,6 +95,28 @@ class Copy(Line):
     macro = "copy"
     source: str
     out: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A tile in shared memory that one device function moves whole, 8 x 8 matrices at a time."""
+
+    function: str
+    address: str
+    extent: str
+    sizes: tuple[str, ...]
+    """What the function must know of the tile: rows, columns."""
+    warp: str
+
+
+@dataclass(frozen=True)
+class FetchMatrices(Line):
+    """A tile from shared memory to accumulator registers."""
+
+    macro = "fetch_matrices"
+    out: str
+    matrices: Matrices
     comment: Comment
 
 
@@ -100,7 +134,8 @@ class Turn(Line):
 
 @dataclass(frozen=True)
 class Put(Line):
-    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way)."""
+    """A register tile to shared memory, `via` a register tile of the slot's type (`turned`: indexed the other way);
+    `matrices` when a device function does it."""
 
     macro = "put"
     rows: str
@@ -109,6 +144,7 @@ class Put(Line):
     via: str | None
     turned: bool
     out: str
+    matrices: Matrices | None
     comment: Comment
 
 
@@ -125,10 +161,10 @@ class Vector(Line):
 
 @dataclass(frozen=True)
 class Scan(Line):
-    """Inclusive cumulative sum of a [C] vector by the first warp of a role."""
+    """Inclusive cumulative sum of a [C] vector by the warp, or the warps, of a role for which `guard` holds."""
 
     macro = "scan"
-    first: str
+    guard: str
     source: str
     source_stage: str
     out: str
@@ -154,16 +190,45 @@ class Inverse(Line):
 
 @dataclass(frozen=True)
 class ClearSlots(Line):
-    """Zeros in an inverse's scratch and all slots of its output: what lies above the diagonal is never written."""
+    """Zeros in an inverse's scratch, if any, and all slots of its output: what lies above the diagonal is never
+    written."""
 
     macro = "clear_slots"
     thread: str
-    work: str
+    work: str | None
     work_extent: str
     out: str
     extent: str
     barrier: str
     threads: str
+
+
+@dataclass(frozen=True)
+class Share(Line):
+    """A [C, C] matrix in accumulators to shared memory, in the form in which every head's inverse takes it."""
+
+    macro = "share"
+    warp: str
+    matrix: str
+    out: str
+    extent: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
+class InverseHeads(Line):
+    """(I + D L o G)^-1 of each value head by a warp of its own, into the head's output slot. D: `factors`, G: the decay
+    of the cumulative log gate `gates`, each a vector in shared memory or None."""
+
+    macro = "inverse_heads"
+    warp: str
+    matrix: str
+    extent: str
+    factors: str | None
+    gates: str | None
+    out: str
+    out_extent: str
+    comment: Comment
 
 
 @dataclass(frozen=True)
@@ -205,23 +270,36 @@ class FetchVector(Line):
 
 
 @dataclass(frozen=True)
+class FetchHeads(Line):
+    """The same of a tensor by token for up to four value heads, which lie side by side in memory, from `first` on."""
+
+    macro = "fetch_heads"
+    out: str
+    first: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
 class LoadVector(Line):
-    """Registers to the slot, one warp."""
+    """Registers to the slot, one warp; `heads`: those of several value heads."""
 
     macro = "load_vector"
     source: str
     ring: str
     stage: str
+    heads: bool
     comment: Comment
 
 
 @dataclass(frozen=True)
 class StoreTile(Line):
-    """TMA of a whole tile to global memory, waiting until the slot has been read."""
+    """TMA of a whole tile, or of one for each value head (`heads`), to global memory, waiting until the slot has been
+    read."""
 
     macro = "store_tile"
     slot: str
     out: str
+    heads: bool
     comment: Comment
 
 
@@ -244,6 +322,7 @@ class StoreVector(Line):
     ring: str
     stage: str
     out: str
+    heads: bool
     comment: Comment
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from qlagen.errors import QlagenError
@@ -36,6 +36,8 @@ class Analysis:
     """C and K in full, V of one CTA's tile."""
     dependent: frozenset[str]
     """Values that need the carried value, and itself."""
+    by_value_head: frozenset[str]
+    """Values that need a tensor of value heads, or the carried value."""
 
     def shape(self, name: str, transposed: bool = False) -> tuple[int, int]:
         rows, columns = (self.size[dim] for dim in self.dims[name])
@@ -46,6 +48,10 @@ class Analysis:
 
     def is_load(self, name: str) -> bool:
         return isinstance(self.operations.get(name), Load)
+
+    def is_shared(self, name: str) -> bool:
+        """Whether all value heads of a key head have the value in common: it needs nothing that belongs to one."""
+        return name not in self.by_value_head
 
     def start_decay(self, total: Gate) -> str:
         """The vector of decays from the chunk's start whose last entry a total decay is."""
@@ -75,7 +81,8 @@ def analyse(program: Program, dims: Mapping[str, int], value_tile: int) -> Analy
         {operation.name: operation for operation in program.operations},
         {name: tuple(users) for name, users in uses.items()},
         {**dims, "V": value_tile},
-        _dependent(program),
+        _dependent(program, () if program.carry is None else (program.carry.name,)),
+        _dependent(program, (*_of_value_heads(program), *(() if program.carry is None else (program.carry.name,)))),
     )
 
 
@@ -111,8 +118,13 @@ def _check_contractions(program: Program) -> None:
             raise QlagenError("E-TILE", message, hints=["use a value_tile that covers V"])
 
 
-def _dependent(program: Program) -> frozenset[str]:
-    found = set() if program.carry is None else {program.carry.name}
+def _of_value_heads(program: Program) -> tuple[str, ...]:
+    return tuple(o.name for o in program.operations if isinstance(o, Load) and o.tensor.head == "value")
+
+
+def _dependent(program: Program, sources: Iterable[str]) -> frozenset[str]:
+    """The sources and what needs one of them."""
+    found = set(sources)
     for operation in program.operations:
         if found.intersection(operands(operation)):
             found.add(operation.name)

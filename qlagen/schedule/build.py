@@ -11,6 +11,7 @@ from qlagen.program.ir import Gate, Load, Operation, Program
 from qlagen.schedule.analysis import Analysis, analyse, misplaced, roots
 from qlagen.schedule.checks import check_schedule
 from qlagen.schedule.handover import insert_syncs
+from qlagen.schedule.head_role import lower_heads
 from qlagen.schedule.model import Options, Ring, Role, Schedule
 from qlagen.schedule.movers import MoverWarp, assign_movers
 from qlagen.schedule.order import Order, candidate_orders, choose, order_as_written, rank
@@ -82,7 +83,8 @@ def lower(program: Program, dims: Mapping[str, int], options: Options, target: T
     """Rules 1 to 3: which role does what, which way round, as which steps."""
     analysis = analyse(program, dims, options.value_tile)
     if program.carry is None:
-        tile = lower_plain(TILE, analysis, target.clocks, analysis.program.operations)
+        lowering = lower_heads if options.heads > 1 else lower_plain
+        tile = lowering(TILE, analysis, target.clocks, analysis.program.operations)
         return Lowered(analysis, (tile,), transposed=False)
     if program.carry.next not in analysis.dependent:
         reason = f"replaces {program.carry.name} without depending on it"

@@ -7,6 +7,7 @@ CODES: dict[str, str] = {
     "E-VARIANT": "A schedule file without a variant that fits the program.",
     "E-DIMENSION": "Sizes of C, K, V or of the value tile that the kernels cannot have.",
     "E-TILE": "A product that contracts over V where a CTA has some of its columns only.",
+    "E-HEADS": "A program that cannot be done for several value heads at once.",
     "E-PLACE": "An operation in a role that cannot do it.",
     "E-ORIENT": "No orientation keeps what depends on the carried value in registers, tiled over V.",
     "E-ORDER": "No legal issue order.",

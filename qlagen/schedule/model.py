@@ -39,6 +39,9 @@ class Options:
     """At most so many warps move data; more groups of rings than that share warps."""
     form: int = 0
     """Number of the form of a segment's program, from 1; 0: the one that the model finds fastest."""
+    heads: int = 1
+    """Value heads of one key head that an iteration of a chunk-parallel kernel works on, a warp each; 1: one, by a
+    warpgroup."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,16 @@ class Ring:
     """No GEMM touches it, so its bank swizzle must be annotated."""
     bytes: int = 0
     """All stages."""
+    heads: int = 1
+    """Tiles of so many value heads in a slot."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands. An
-    inverse (I + L)^-1 reads -L."""
+    inverse (I + L)^-1 reads -L; one of `heads` reads what `share` made of the matrix that the heads have in common."""
 
-    kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse"]
+    kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse", "share", "inverse_heads"]
     name: str
     reads: tuple[str, ...] = ()
     rings: tuple[str, ...] = ()
@@ -93,6 +98,12 @@ class Step:
     transpose_left: bool = False
     transpose_right: bool = False
     clear: bool = True
+    matrix: str | None = None
+    """The ring of what `share` made, in an inverse of heads."""
+    factors: str | None = None
+    """The ring of the factors of its rows, if any."""
+    decay: str | None = None
+    """The ring of the cumulative log gate of its decay, if any."""
     scratch_registers: int = 0
     """Registers per thread that the step needs beside its operands."""
     cost: int = 0

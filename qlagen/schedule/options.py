@@ -20,6 +20,8 @@ CHUNK_PARALLEL = "chunk_parallel"
 SEGMENT = "segment"
 MOST_STAGES = 8
 MOST_FORMS = 8
+MOST_HEADS = 4
+"""Warps of the role that has the heads."""
 _CARRIED_REGISTERS = ("state", "auxiliary", "movers")
 _PARALLEL_REGISTERS = ("tile", "movers")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -153,7 +155,7 @@ def _read_segment(table: Table, target: str) -> Options:
 
 
 def _read_parallel(table: Table, target: str) -> Options:
-    table.check_keys(("name", "stages", "output_stages", "ctas_per_sm", "mover_warps"), ("registers",))
+    table.check_keys(("name", "stages", "output_stages", "ctas_per_sm", "mover_warps"), ("registers", "heads"))
     given = "registers" in table.values
     return Options(
         name=_name(table),
@@ -164,6 +166,7 @@ def _read_parallel(table: Table, target: str) -> Options:
         registers=_registers(table, target, _PARALLEL_REGISTERS) if given else (),
         ctas_per_sm=table.integer("ctas_per_sm", 1, 8),
         mover_warps=table.integer("mover_warps", 2, 8),
+        heads=table.integer("heads", 1, MOST_HEADS) if "heads" in table.values else 1,
     )
 
 

@@ -17,8 +17,8 @@ from qlagen.schedule.target import Clocks
 
 THREADS = 128
 """One warpgroup: a 64-row tile of accumulators."""
-INVERSE_SCRATCH = 11 * 256
-"""32-bit words of an inverse's own: four diagonal 16 x 16 blocks and places for seven products, in two 16-bit parts."""
+INVERSE_SCRATCH = 7 * 256
+"""32-bit words of an inverse's own: four diagonal 16 x 16 blocks and three products, in two 16-bit parts."""
 
 
 def lower_plain(
@@ -34,10 +34,10 @@ def lower_plain(
 
     Raises E-PLACE for operations that it cannot do.
     """
-    return _PlainRole(name, analysis, clocks, tuple(operations), tuple(handed_over), tuple(taken)).lower()
+    return PlainRole(name, analysis, clocks, tuple(operations), tuple(handed_over), tuple(taken)).lower()
 
 
-class _PlainRole(StepBuilder):
+class PlainRole(StepBuilder):
     def __init__(
         self,
         name: str,
@@ -219,13 +219,13 @@ class _PlainRole(StepBuilder):
             )
         )
 
-    def _register(self, name: str) -> str:
+    def register(self, name: str) -> str:
         return name if name in self.values else self.fetch(name)
 
     def _map(self, operation: Elementwise) -> None:
         whole = [ref.name for ref in refs(operation.expr) if ref.along is None]
         matrices = [n for n in dict.fromkeys(whole) if not isinstance(self.analysis.operations.get(n), Gate)]
-        names = {name: self._register(name) for name in matrices}
+        names = {name: self.register(name) for name in matrices}
         rings, gates, lookups = self.operand_rings(operation.expr)
         dtype = self._map_dtype(operation)
         group = self._dying(operation, names.values()) if dtype == "float32" else None
@@ -234,7 +234,7 @@ class _PlainRole(StepBuilder):
         elements = shape[0] * shape[1] // self.threads
         leaves = len(tuple(refs(operation.expr)))
         exponentials = any(gate.kind == "decay" for gate in gates)
-        inverted = self._is_inverted(operation.name)
+        inverted = self.is_inverted(operation.name)
         expr = rename(operation.expr, names)
         if inverted:
             self.negative.add(operation.name)
@@ -257,7 +257,7 @@ class _PlainRole(StepBuilder):
             )
         )
 
-    def _is_inverted(self, name: str) -> bool:
+    def is_inverted(self, name: str) -> bool:
         """Whether only inverses read a value: they take what is below the diagonal."""
         users = self.analysis.uses[name]
         kept = self._stores_of(name) or name in self.handed_over
@@ -282,11 +282,11 @@ class _PlainRole(StepBuilder):
 
     def _negative(self, inverse: Inverse) -> str:
         """The register value -L of an inverse (I + L)^-1: with it no product needs a sign."""
-        source = self._register(inverse.source)
+        source = self.register(inverse.source)
         if self.values[source].dtype != "float32":
             reason = "is inverted, but lies in 16 bits in shared memory"
             raise misplaced(self.analysis, inverse.source, reason, "make it in an elementwise operation")
-        if self._is_inverted(inverse.source) and inverse.source in self.negative:
+        if self.is_inverted(inverse.source) and inverse.source in self.negative:
             return source
         value = self.add_value(self.fresh(f"{inverse.source}_negative"), self.values[source].shape, "float32")
         expr = Apply("mul", Ref(source), Number(-1))

@@ -34,6 +34,7 @@ def _load_ring(analysis: Analysis, load: Load, reads: Iterable[RingRead], option
     readers = [read for read in reads if read.ring == load.name]
     shape = tuple(analysis.size[dim] for dim in load.tensor.dims)
     by_gemm = any(read.asynchronous for read in readers)
+    heads = options.heads if load.tensor.head == "value" else 1
     return Ring(
         load.name,
         load.tensor.dims,
@@ -46,7 +47,8 @@ def _load_ring(analysis: Analysis, load: Load, reads: Iterable[RingRead], option
         load=load,
         async_read=by_gemm,
         swizzle_annotated=not by_gemm and len(shape) == 2,
-        bytes=math.prod(shape) * BYTES[load.tensor.dtype] * options.stages,
+        bytes=math.prod(shape) * BYTES[load.tensor.dtype] * options.stages * heads,
+        heads=heads,
     )
 
 
@@ -60,6 +62,7 @@ def _made_ring(analysis: Analysis, write: RingWrite, reads: Iterable[RingRead], 
     shape = (write.scratch,) if write.scratch else tuple(analysis.size[dim] for dim in write.dims)
     by_gemm = any(read.asynchronous for read in readers)
     by_tma = write.store is not None and len(shape) == 2
+    heads = 1 if analysis.is_shared(write.value) or write.scratch else options.heads
     return Ring(
         write.ring,
         write.dims,
@@ -72,7 +75,8 @@ def _made_ring(analysis: Analysis, write: RingWrite, reads: Iterable[RingRead], 
         store=write.store,
         async_read=by_gemm or by_tma,
         swizzle_annotated=not by_gemm and not by_tma and len(shape) == 2 and write.dtype == "data",
-        bytes=math.prod(shape) * BYTES[write.dtype] * stages,
+        bytes=math.prod(shape) * BYTES[write.dtype] * stages * heads,
+        heads=heads,
     )
 
 

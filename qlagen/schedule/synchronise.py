@@ -84,7 +84,9 @@ def _merged(assignment: Assignment, rings: Iterable[str], name: str, kind: str) 
 def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
     """Barriers worth sharing: filled together for the same readers; freed by compute roles at the same number of
     stages, if not all then at least those of one producer. Rings that are stored stay alone: nothing that computes
-    should wait for an unrelated store."""
+    should wait for an unrelated store. A ring with one stage is freed as soon as it has been read: there is no other
+    slot to fill meanwhile."""
+    freed = _released(skeleton)
     crossing = [ring for ring in skeleton.rings if skeleton.is_crossing(ring)]
     ready: dict[object, list[Ring]] = {}
     slots: dict[object, list[Ring]] = {}
@@ -98,12 +100,24 @@ def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
             continue
         if ring.producer not in skeleton.movers:
             ready.setdefault((ring.producer, ring.consumers, ring.stages), []).append(ring)
-        slots.setdefault(ring.stages, []).append(ring)
-        by_producer.setdefault((ring.producer, ring.stages), []).append(ring)
+        when = (ring.stages, freed[ring.name] if ring.stages == 1 else None)
+        slots.setdefault(when, []).append(ring)
+        by_producer.setdefault((ring.producer, when), []).append(ring)
     found = [(group, _lead_name(group) + "_ready", "ready") for group in ready.values()]
     found += [(group, _lead_name(group) + "_free", "free") for group in by_producer.values()]
     found += [(group, _slot_name(group) + "_free", "free") for group in slots.values()]
     return [(tuple(ring.name for ring in group), name, kind) for group, name, kind in found if len(group) > 1]
+
+
+def _released(skeleton: Skeleton) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Where compute roles are done with each ring that crosses roles: role and line."""
+    found: dict[str, tuple[tuple[str, int], ...]] = {ring.name: () for ring in skeleton.rings}
+    naive = _naive(skeleton)
+    barriers = {barrier: ring for ring, barrier in naive.free.items()}
+    for role in skeleton.orders:
+        for barrier, position in _ComputeBody(skeleton, naive, role).released.items():
+            found[barriers[barrier]] += ((role, position),)
+    return found
 
 
 def _lead_name(rings: Sequence[Ring]) -> str:
@@ -163,7 +177,7 @@ class _ComputeBody:
             if line.step is None:
                 body.append(Instruction("wait_groups", groups=line.groups))
             else:
-                body += self._waits(line.step)
+                _insert_waits(body, self._waits(line.step))
                 body.append(Instruction("step", step=line.step))
                 body += self._announcements(line.step, position)
             body += [Instruction("arrive", barrier=b) for b, last in self.released.items() if last == position]
@@ -211,6 +225,16 @@ class _ComputeBody:
             return []
         fence = [Instruction("fence")] if name in self.unfenced else []
         return [*fence, Instruction("arrive", barrier=name)]
+
+
+def _insert_waits(body: list[Instruction], waits: Sequence[Instruction]) -> None:
+    """Append waits; those for a fill before the wait for products right in front, if any: both are due, and products
+    take longer. A wait for a release stays behind, where the role has released all that it is done with."""
+    place = len(body)
+    while place and body[place - 1].kind == "wait_groups":
+        place -= 1
+    body[place:place] = [wait for wait in waits if wait.side == "consumer"]
+    body += [wait for wait in waits if wait.side == "producer"]
 
 
 # ---- barriers

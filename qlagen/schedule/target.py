@@ -27,6 +27,8 @@ class Clocks:
     inverse: int
     inverse_registers: int
     """Registers per thread of an inverse's own."""
+    inverse_heads: int
+    inverse_heads_registers: int
     tie_percent: int
     """Orders whose modelled times differ by no more rank by the registers that they hold."""
 

@@ -12,7 +12,7 @@ from qlagen.schedule.model import Options, Schedule
 from qlagen.schedule.options import ScheduleFile
 from qlagen.schedule.target import Target
 
-BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS", "E-TILE")
+BUDGETS = ("E-SHARED", "E-ESTIMATE", "E-REGISTERS", "E-MOVERS", "E-TILE", "E-HEADS")
 """Codes that say that a program does not fit some options, not that it cannot be scheduled."""
 FORMS = ("E-ORIENT", "E-PLACE", "E-VARIANT")
 """Codes that say that a program cannot be scheduled in this form, or for these sizes."""

@@ -81,9 +81,12 @@ def make_bench(
 
 
 def small_case(
-    direction: str = "forward", lengths: tuple[int, ...] = (70, 1, 64), gates: str = "quarter ungated"
+    direction: str = "forward",
+    lengths: tuple[int, ...] = (70, 1, 64),
+    gates: str = "quarter ungated",
+    operator: str = "",
 ) -> Case:
-    return Case(direction, 2, 4, "+".join(map(str, lengths)), lengths, gates)
+    return Case(direction, 2, 4, "+".join(map(str, lengths)), lengths, gates, operator)
 
 
 def with_lengths(case: Case, lengths: tuple[int, ...]) -> Case:

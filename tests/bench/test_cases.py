@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from qlagen.bench.cases import make_case, parse_heads, parse_sequences, plan
+from qlagen.bench.cases import case_of, make_case, parse_heads, parse_sequences, plan
 from qlagen.errors import QlagenError
 
 
@@ -14,7 +14,7 @@ def test_labels_say_lengths() -> None:
 
 
 def test_the_forward_grid_is_whole() -> None:
-    cases = plan(["forward"])
+    cases = plan(["forward"], wanted=["gated_delta_rule"])
     assert len(cases) == len(set(cases)) == 9 * 23 * 2
     assert {case.heads for case in cases} >= {"2:8", "16:64", "8:24", "32:32"}
     assert {case.label for case in cases} >= {"1x65536", "24576+8192", "64x256", "4096x32"}
@@ -40,6 +40,24 @@ def test_the_most_informative_rows_come_first() -> None:
     assert len({case.heads for case in early}) == 9
     assert len({case.label for case in early}) >= 20
     assert {case.gates for case in early} == {"quarter ungated", "model init"}
+
+
+def test_rows_of_other_operators_come_last() -> None:
+    cases = plan(["forward"])
+    others = [case for case in cases if case.operator]
+    assert cases[-len(others) :] == others
+    assert len(others) == 2 * 3 * 4
+    assert {(case.operator, case.gates) for case in others} == {
+        ("delta_rule", "none"),
+        ("simple_gla", "quarter ungated"),
+    }
+    assert plan(["backward"], wanted=["delta_rule"]) == []
+    [case] = plan(["forward"], ["32:32"], ["4x8192"], wanted=["delta_rule"])
+    assert case.name == "delta_rule forward 32:32 4x8192 (none)"
+    assert case_of(case.as_json()) == case
+    assert "operator" not in make_case("forward", "2:8", "1x8", "model init", "gated_delta_rule").as_json()
+    with pytest.raises(QlagenError, match="'deltarule' is no operator with rows"):
+        plan(["forward"], wanted=["deltarule"])
 
 
 def test_directions_take_turns() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from qlagen.bench import cli
 from qlagen.bench.arguments import PARTS, RESULTS, register
+from qlagen.bench.records import row_files
 from qlagen.bench.report import make_report
 from tests.bench.rows import example
 
@@ -99,7 +100,7 @@ def test_help_needs_neither_torch_nor_a_stage_of_the_compiler() -> None:
 def test_the_committed_document_is_what_the_committed_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     committed = REPOSITORY / "docs" / "benchmarks.md"
-    files = sorted((REPOSITORY / RESULTS).glob("*.jsonl"))
+    files = row_files(REPOSITORY / RESULTS)
     assert committed.exists() == bool(files)
     if files:
         plots = [f"benchmarks/{path.name}" for path in sorted((REPOSITORY / "docs" / "benchmarks").glob("*.png"))]

@@ -147,10 +147,41 @@ def test_fla(monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
     monkeypatch.delenv("FLA_FLASH_QLA", raising=False)
     path = "fla.ops.gated_delta_rule.chunk"
     module(monkeypatch, path, chunk_gated_delta_rule_fwd=fwd, chunk_gated_delta_rule_bwd=bwd)
+    module(monkeypatch, "fla.ops.delta_rule.chunk")
+    module(monkeypatch, "fla.ops.simple_gla.chunk")
     check("fla", inputs)
     import os
 
     assert os.environ["FLA_FLASH_QLA"] == "0"
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("delta_rule", "none"), ("simple_gla", "quarter ungated")])
+def test_fla_of_other_operators(monkeypatch: pytest.MonkeyPatch, operator: str, gates: str) -> None:
+    inputs = make_inputs(small_case(gates=gates, operator=operator), "cpu")
+
+    def run(q: Any, k: Any, v: Any, gate: Any, scale: Any, initial_state: Any, output_final_state: Any, **rest: Any):
+        assert gate is (inputs.beta if operator == "delta_rule" else inputs.g)
+        assert (scale, initial_state, output_final_state) == (128**-0.5, inputs.initial_state, True)
+        assert rest == {"cu_seqlens": inputs.cu_seqlens}
+        found = solve(inputs)
+        return found["o"], found["final_state"]
+
+    module(monkeypatch, "fla.ops.gated_delta_rule.chunk")
+    module(monkeypatch, "fla.ops.delta_rule.chunk", chunk_delta_rule=run)
+    module(monkeypatch, "fla.ops.simple_gla.chunk", chunk_simple_gla=run)
+    check("fla", inputs)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("operator", "gates"), [("delta_rule", "none"), ("simple_gla", "quarter ungated")])
+def test_ours_of_other_operators(operator: str, gates: str) -> None:
+    check("portable", make_inputs(small_case(gates=gates, operator=operator), "cpu"))
+
+
+def test_a_library_without_an_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module(monkeypatch, "flash_qla")
+    case = small_case(gates="none", operator="delta_rule")
+    assert REGISTRY["flash_qla"]().unsupported(case) == "has no delta_rule"
 
 
 def test_flashinfer_gets_decays_and_a_state_with_values_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +235,14 @@ def test_every_peer_says_why_it_is_not_here() -> None:
     for name in ("flash_qla", "flashinfer", "fla", "cudnn"):
         with pytest.raises(ImportError, match="No module named"):
             REGISTRY[name]()
+
+
+@pytest.mark.usefixtures("library")
+def test_kernels_that_would_be_launched() -> None:
+    """None for the portable implementation; ours says why it has none here."""
+    inputs = make_inputs(small_case(), "cpu")
+    portable: Any = REGISTRY["portable"]()
+    assert portable.kernels(inputs) == []
+    ours: Any = REGISTRY["qla_ops"]()
+    with pytest.raises(Exception, match="strict=True"):
+        ours.kernels(inputs)

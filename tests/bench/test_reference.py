@@ -21,7 +21,9 @@ def token_by_token(q, k, v, g, beta, states, inputs: Inputs) -> tuple[torch.Tens
         for t in range(token, token + length):
             keys = k[0, t].repeat_interleave(group, 0)
             S = S * g[0, t].exp()[:, None, None]
-            update = beta[0, t][:, None] * (v[0, t] - torch.einsum("hkv,hk->hv", S, keys))
+            update = v[0, t]
+            if inputs.case.traits.correction:
+                update = beta[0, t][:, None] * (update - torch.einsum("hkv,hk->hv", S, keys))
             S = S + keys[:, :, None] * update[:, None, :]
             outputs.append(inputs.scale * torch.einsum("hkv,hk->hv", S, q[0, t].repeat_interleave(group, 0)))
         finals.append(S)
@@ -42,6 +44,17 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.parametrize("gates", ["quarter ungated", "model init"])
 def test_forward_is_the_recurrence(lengths: tuple[int, ...], gates: str) -> None:
     inputs = make_inputs(small_case("forward", lengths, gates), "cpu")
+    with torch.no_grad():
+        o, state = token_by_token(*leaves(inputs), inputs)
+    [(_, _, found)] = reference(inputs, 1 << 40)
+    assert_close(found["o"], o)
+    assert_close(found["final_state"], state)
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("delta_rule", "none"), ("simple_gla", "quarter ungated")])
+def test_forward_of_other_operators_is_their_recurrence(operator: str, gates: str) -> None:
+    inputs = make_inputs(small_case("forward", (5, 130, 64, 1), gates, operator), "cpu")
+    assert bool(inputs.g.any()) == (operator == "simple_gla")
     with torch.no_grad():
         o, state = token_by_token(*leaves(inputs), inputs)
     [(_, _, found)] = reference(inputs, 1 << 40)

@@ -12,7 +12,7 @@ import pytest
 from qlagen.bench.cases import make_case
 from qlagen.bench.document import losses, make_document
 from qlagen.bench.floors import floor_of, least_bytes, multiply_adds
-from qlagen.bench.records import RecordFile, latest, read_records
+from qlagen.bench.records import RecordFile, latest, read_records, row_files
 from qlagen.bench.report import geometric_mean, make_report
 from qlagen.bench.tables import as_text, summary_table, times_table
 from qlagen.errors import QlagenError
@@ -37,6 +37,16 @@ def test_ratios_and_means_by_hand() -> None:
     }
     assert list(forward["rows"][0]["ms"]) == ["qla_ops", "flashinfer", "fla"]
     assert forward["rows"][0]["ms"]["qla_ops"] == 0.8  # the newest row counts
+
+
+def test_rows_of_another_operator_stand_apart() -> None:
+    other = {"operator": "delta_rule", "gates": "none"}
+    report = make_report([*example(), timed("qla_ops", 1.0, **other), timed("fla", 2.5, **other)])
+    assert {name: part for name, part in report.items() if name != "delta_rule"} == make_report(example())
+    assert report["delta_rule"]["geomean_vs"] == {"fla": 2.5}
+    text = make_document([*example(), timed("qla_ops", 3.0, **other), timed("fla", 2.5, **other)])
+    assert "## Forward of `delta_rule`" in text
+    assert "- delta_rule 16:64, 1x32768 (none): 3.000 ms, fla 2.500 ms (0.83×)" in text
 
 
 def test_peers_alone_make_a_report_too() -> None:
@@ -72,7 +82,7 @@ def recompute(records: list[dict[str, Any]], direction: str) -> dict[str, Any]:
 
 
 def all_rows() -> list[Any]:
-    files = sorted(RESULTS.glob("*.jsonl"))
+    files = row_files(RESULTS)
     return [pytest.param(example(), id="made up"), *(pytest.param(read_records(file), id=file.stem) for file in files)]
 
 
@@ -107,6 +117,11 @@ def test_the_backward_floor_counts_its_products_and_gradients() -> None:
     assert multiply_adds(case) == 2048 * (32 * 6400 + 16 * 256)
     keys, values = 64 * 16 * 128 * 2, 64 * 32 * 128 * 2
     assert least_bytes(case) == 4 * keys + 3 * values + 4 * (64 * 32 * 4) + 3 * (32 * 128 * 128 * 4)
+
+
+def test_the_floor_of_an_operator_without_a_correction_has_fewer_products() -> None:
+    fewer = multiply_adds(make_case("forward", "16:16", "1x64", "quarter ungated", "simple_gla"))
+    assert fewer == 16 * (2 * 64 * 128 * 128 + 2 * 64 * 64 * 128)
 
 
 def test_fractions_of_the_floor_are_floor_over_time() -> None:

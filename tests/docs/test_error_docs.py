@@ -8,7 +8,7 @@ import pytest
 
 from tools.error_docs import PAGE, ROOT, STAGES, main, render, stage_codes
 
-ORDER = ("spec", "algebra", "program", "schedule", "emit", "package", "verify", "bench", "cli")
+ORDER = ("spec", "algebra", "program", "schedule", "emit", "package", "verify", "bench", "tune", "cli")
 _CODE = re.compile(r"\"(E-[A-Z]+(?:-[A-Z]+)*)\"")
 _FAILURE = re.compile(r"\bfail\(\s*\"([A-Z-]+)\"")
 

@@ -25,6 +25,9 @@ MUTANTS = {
     "forward: one arrival too few expected": ("forward_v64.py", "T.alloc_barrier([4] *", "T.alloc_barrier([3] *", 1),
     "forward: the mask of the scores dropped": ("forward_v64.py", "row >= column", "row >= 0", 1),
     "forward: a fence dropped": ("forward_v64.py", "T.fence_proxy_async()", "pass", 1),
+    "forward: the decay's diagonal kept whole": ("forward_v64.py", "row > column", "row >= 0", 1),
+    "forward: V as it lies": ("forward_v64.py", "ptx_ldmatrix_x4_trans", "ptx_ldmatrix_x4", 1),
+    "forward: O as it lies": ("forward_v64.py", "ptx_stmatrix_x4_trans", "ptx_stmatrix_x4", 1),
     "prepare: blocks on the diagonal left out": ("prepare_tile.py", "part <= warp", "part < warp", 1),
     "prepare: the factor on the columns": (
         "prepare_tile.py",
@@ -32,7 +35,12 @@ MUTANTS = {
         "LOAD_STAGES, part * BLOCK + column]",
         1,
     ),
-    "prepare: a sign flipped in the inverse": ("prepare_tile.py", "pack(sum[2 * p]", "pack(-sum[2 * p]", 1),
+    "prepare: a sign flipped in the inverse": (
+        "prepare_tile.py",
+        "pack(sums[8 * j + 2 * p]",
+        "pack(-sums[8 * j + 2 * p]",
+        1,
+    ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
     "prepare: a named barrier dropped": ("prepare_tile.py", "T.sync_threads(TILE_BARRIER, ", "(", 3),
 }

@@ -249,7 +249,8 @@ def test_warmup(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(builder, "compile_kernel", slow_compiler)
     paths = chunk_simple_gla.warmup()
     names = [f"{kernel.name}_bfloat16" for kernel in OPERATORS["simple_gla"].kernels]
-    assert [path.name.split("-")[0] for path in paths] == [*names, "tables_int32"]
+    shared = ["tables_int32", "unit_vectors_float32", "join_float32"]
+    assert [path.name.split("-")[0] for path in paths] == [*names, *shared]
     assert {path.parent for path in paths} == {caches[1]}
     monkeypatch.setattr(builder, "compile_kernel", None)
     assert chunk_simple_gla.warmup() == paths
@@ -265,7 +266,7 @@ def test_a_real_kernel_is_built_and_loaded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(loader, "_LOADED", {})
     monkeypatch.setenv("QLA_OPS_CACHE", str(tmp_path))
     smallest = OPERATORS["simple_gla"].programs[0].variants[0]
-    for kernel, data_type in ((smallest, "bfloat16"), (loader.TABLES, "int32")):
+    for kernel, data_type in ((smallest, "bfloat16"), *((kernel, kernel.data_types[0]) for kernel in loader.SHARED)):
         launch = loader.function(kernel, data_type)
         report = json.loads(next(tmp_path.glob(f"{kernel.name}*.json")).read_text())
         assert report["registers"] > 0

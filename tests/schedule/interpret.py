@@ -117,7 +117,7 @@ class Machine:
     def _compute(self, role: Role, step: Step, iteration: int) -> None:
         if step.kind == "fetch":
             result = self._slot(step.rings[0], iteration)
-        elif step.kind in ("cast", "turn", "put"):
+        elif step.kind in ("cast", "turn", "put", "share"):
             result = self._register(step.reads[0])
             assert (step.kind == "turn") == self.values[step.reads[0]].transposed_view
         elif step.kind == "scan":
@@ -125,11 +125,22 @@ class Machine:
         elif step.kind == "inverse":
             source = self._register(step.reads[0])
             result = np.linalg.inv(np.eye(len(source)) - source)
+        elif step.kind == "inverse_heads":
+            result = self._inverse_heads(step, iteration)
         else:
             assert step.expr is not None
             turned = self.schedule.transposed and role.name == "state"
             result = np.asarray(_Expression(self, step, iteration, turned).evaluate(step.expr))
         self._keep(step, iteration, result)
+
+    def _inverse_heads(self, step: Step, iteration: int) -> Array:
+        matrix = self._slot(step.matrix or "", iteration)
+        if step.factors is not None:
+            matrix = self._slot(step.factors, iteration)[:, None] * matrix
+        if step.decay is not None:
+            gate = self._slot(step.decay, iteration)
+            matrix = matrix * np.exp(np.minimum(gate[:, None] - gate[None, :], 0))
+        return np.linalg.inv(np.eye(len(matrix)) + np.tril(matrix, -1))
 
     def _keep(self, step: Step, iteration: int, result: Array) -> None:
         if step.writes is not None:
@@ -140,7 +151,8 @@ class Machine:
             result = kept
         if step.ring_out is not None:
             size = dict(self.schedule.dims) | {"V": self.schedule.options.value_tile}
-            assert result.shape == tuple(size[dim] for dim in self.rings[step.ring_out].dims), step.name
+            dims = self.rings[step.ring_out].dims
+            assert step.kind == "share" or result.shape == tuple(size[dim] for dim in dims), step.name
             self._fill(step.ring_out, iteration, result.copy())
 
 

@@ -50,7 +50,7 @@ CASES = [
     (
         FORWARD,
         "drop wait_groups",
-        "state 4: wait_groups 0",
+        "state 6: wait_groups 0",
         "error[E-FLIGHT]: role state: Vn_right reads the result of k_S while it is in flight\n"
         "  hint: put wait_groups before the step",
     ),

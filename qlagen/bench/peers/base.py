@@ -32,6 +32,8 @@ class Implementation(ABC):
     """The name of the package whose version is recorded."""
     modules: tuple[str, ...]
     """The folders of its code, for its size."""
+    operators: tuple[str, ...] = ("gated_delta_rule",)
+    """Names of the operators of the grid that it has."""
     compiles: str = "disk"
     """Where compiled kernels are kept: on "disk", so that other processes can compile them, or in the "process"."""
     environment: ClassVar[Mapping[str, str]] = {}
@@ -42,11 +44,12 @@ class Implementation(ABC):
 
     def unsupported(self, case: Case) -> str:
         """Why a case cannot be served; empty when it can."""
-        return ""
+        name = case.traits.operator
+        return "" if name in self.operators else f"has no {name}"
 
     def compile_key(self, case: Case) -> str:
         """Cases with one key run the same compiled kernels."""
-        return f"{case.direction} {case.heads}"
+        return f"{case.traits.operator} {case.direction} {case.heads}"
 
     def before_compiling(self) -> None:  # noqa: B027 - most have nothing to do here
         """Called in a process that only compiles: the place to switch off tuning by timing."""

@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 class Fla(Implementation):
     distribution = "flash-linear-attention"
     modules = ("fla",)
+    operators = ("gated_delta_rule", "delta_rule", "simple_gla")
     environment: ClassVar = {"FLA_CACHE_RESULTS": "0"}
     """Timings taken while sixteen processes share the GPU must not choose the kernels of the timed process."""
 
     def __init__(self) -> None:
         os.environ["FLA_FLASH_QLA"] = "0"
+        from fla.ops.delta_rule import chunk as ungated
         from fla.ops.gated_delta_rule import chunk
+        from fla.ops.simple_gla import chunk as uncorrected
 
         self.library: Any = chunk
+        self.ungated: Any = ungated
+        self.uncorrected: Any = uncorrected
 
     def before_compiling(self) -> None:
         """Compile and run every candidate of the autotuner once, without timing it."""
@@ -36,12 +41,21 @@ class Fla(Implementation):
 
     def forward(self, inputs: Inputs) -> Call:
         i = inputs
+        options: dict[str, Any] = {"scale": i.scale, "initial_state": i.initial_state}
+        options |= {"output_final_state": True, "cu_seqlens": i.cu_seqlens}
 
-        def call() -> Any:
+        def corrected() -> Any:
             returned = self._forward(i)
             return returned[1], returned[3]
 
-        return call
+        def ungated() -> Any:
+            return self.ungated.chunk_delta_rule(i.q, i.k, i.v, i.beta, **options)
+
+        def uncorrected() -> Any:
+            return self.uncorrected.chunk_simple_gla(i.q, i.k, i.v, i.g, **options)
+
+        traits = i.case.traits
+        return uncorrected if not traits.correction else corrected if traits.gate else ungated
 
     def _forward(self, i: Inputs) -> Any:
         return self.library.chunk_gated_delta_rule_fwd(

@@ -32,7 +32,7 @@ class FlashInfer(Implementation):
         return f"{case.direction} {'split' if 2 * len(case.lengths) * case.value_heads < processors else 'whole'}"
 
     def unsupported(self, case: Case) -> str:
-        return "has no backward pass" if case.direction == "backward" else ""
+        return super().unsupported(case) or ("has no backward pass" if case.direction == "backward" else "")
 
     def forward(self, inputs: Inputs) -> Call:
         import torch

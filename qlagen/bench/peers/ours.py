@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qlagen.bench.cases import Case
+from qlagen.bench.cases import Case, operators
 from qlagen.bench.inputs import Inputs
 from qlagen.bench.peers.base import Call, Implementation, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
-OPERATOR = "chunk_gated_delta_rule"
 _LEAVES = ("q", "k", "v", "g", "beta", "initial_state")
 _GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "d_initial_state")
 _PORTABLE_ELEMENTS = 1 << 26
@@ -25,6 +24,7 @@ _PORTABLE_ELEMENTS = 1 << 26
 class Ours(Implementation):
     distribution = "qla-ops"
     modules = ("qla_ops",)
+    operators = operators()
     implementation: str | None = None
     """The library's `impl` argument; None lets it choose, and `strict` keeps it from falling back."""
 
@@ -33,10 +33,9 @@ class Ours(Implementation):
 
         self.library: Any = qla_ops
         try:
-            self.operator: Any = getattr(qla_ops, OPERATOR)
-        except AttributeError:
-            raise ImportError(f"qla_ops has no {OPERATOR}") from None
-        accepted = inspect.signature(self.operator).parameters
+            accepted = inspect.signature(self._function(self.operators[0])).parameters
+        except AttributeError as fault:
+            raise ImportError(str(fault)) from None
         wanted = {"impl": self.implementation, "strict": self.implementation is None}
         self.settings = {name: value for name, value in wanted.items() if name in accepted and value}
         self.digest = _digest(Path(qla_ops.__file__).parent)
@@ -47,7 +46,10 @@ class Ours(Implementation):
 
     def compile_key(self, case: Case) -> str:
         """Heads and lengths are run-time values; which tile plan runs depends on how many CTAs there are, roughly."""
-        return f"{case.direction} {(len(case.lengths) * case.value_heads).bit_length()}"
+        return f"{case.traits.operator} {case.direction} {(len(case.lengths) * case.value_heads).bit_length()}"
+
+    def _function(self, operator: str) -> Any:
+        return getattr(self.library, f"chunk_{operator}")
 
     def forward(self, inputs: Inputs) -> Call:
         import torch
@@ -58,15 +60,21 @@ class Ours(Implementation):
 
         return call
 
-    def _run(self, i: Inputs) -> Any:
-        return self.operator(
-            *(i.q, i.k, i.v, i.g, i.beta),
-            scale=i.scale,
-            initial_state=i.initial_state,
-            output_final_state=True,
-            cu_seqlens=i.cu_seqlens,
-            **self.settings,
-        )
+    def _run(self, inputs: Inputs) -> Any:
+        function, arguments, options = self._arguments(inputs)
+        return function(*arguments, **options)
+
+    def _arguments(self, i: Inputs) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        traits = i.case.traits
+        gates = (*((i.g,) if traits.gate else ()), *((i.beta,) if traits.correction else ()))
+        options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True}
+        options |= {"cu_seqlens": i.cu_seqlens, **self.settings}
+        return self._function(traits.operator), (i.q, i.k, i.v, *gates), options
+
+    def kernels(self, inputs: Inputs) -> list[str]:
+        """Names of the kernels that a call would launch."""
+        function, arguments, options = self._arguments(inputs)
+        return [launch.kernel for launch in self.library.explain(function, *arguments, **options).launches]
 
     def backward(self, inputs: Inputs) -> Call:
         """Through autograd, as a user gets it."""
@@ -108,4 +116,6 @@ class Portable(Ours):
 
     def unsupported(self, case: Case) -> str:
         elements = case.tokens * case.value_heads * 128
+        if reason := super().unsupported(case):
+            return reason
         return "only timed on small rows" if elements > _PORTABLE_ELEMENTS else ""

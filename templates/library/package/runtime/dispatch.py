@@ -11,10 +11,8 @@ from qla_ops.runtime import debug, hopper, ops
 from qla_ops.runtime.arguments import Call, check_call, check_offset_values, overlaps
 from qla_ops.runtime.choose import choose
 from qla_ops.runtime.environment import debug as debugging
+from qla_ops.runtime.normalise import unit_vectors
 from qla_ops.runtime.records import Operator
-
-_EPSILON = 1e-6
-"""Added to the squared norm, as in other libraries."""
 
 
 class Forward(NamedTuple):
@@ -38,7 +36,7 @@ def run(
     """The public function of an operator."""
     call = check_call(operator, inputs, **options)
     chosen = choose(call, strict, impl)
-    _prepare(call, use_qk_l2norm_in_kernel)
+    _prepare(call, use_qk_l2norm_in_kernel, chosen == "hopper")
     o, final_state = _run_kernels(call) if chosen == "hopper" else _run_portable(call)
     return _finish(call, o, final_state)
 
@@ -49,7 +47,7 @@ def run_forward(
     """The kernels' forward pass with what they handed to one another. Takes no fallback."""
     call = check_call(operator, inputs, **options)
     choose(call, True, "hopper")
-    _prepare(call, use_qk_l2norm_in_kernel)
+    _prepare(call, use_qk_l2norm_in_kernel, True)
     o, final_state = _buffers(call)
     values = call.initial_state, call.cu_seqlens, call.state_v_first, call.parts, call.threshold, o, final_state
     intermediates = hopper.forward(operator, call.tensors, call.scalars, *values)
@@ -57,19 +55,13 @@ def run_forward(
     return Forward(o, final_state, intermediates)
 
 
-def _prepare(call: Call, normalise: bool) -> None:
+def _prepare(call: Call, normalise: bool, with_kernel: bool) -> None:
     """Checks values when debugging, then makes unit vectors of what ``use_qk_l2norm_in_kernel`` applies to."""
     if debugging():
         debug.check_inputs(call)
-    for item in call.operator.tensors:
-        if normalise and item.normalise:
-            call.tensors[item.name] = _unit(call.tensors[item.name])
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    """Vectors of norm 1, computed in fp32 (fp64 for fp64)."""
-    wide = vectors if vectors.dtype == torch.float64 else vectors.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _EPSILON)).to(vectors.dtype)
+    names = [item.name for item in call.operator.tensors if normalise and item.normalise]
+    if names:
+        call.tensors.update(zip(names, unit_vectors([call.tensors[name] for name in names], with_kernel), strict=True))
 
 
 def _run_kernels(call: Call) -> tuple[Tensor, Tensor | None]:

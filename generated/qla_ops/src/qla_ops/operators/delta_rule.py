@@ -39,7 +39,7 @@ OPERATOR = Operator(
                     dynamic=("tokens", "key_heads", "value_heads", "chunk_count"),
                     kind="chunk_parallel",
                     value_tile=128,
-                    ctas_per_sm=4,
+                    ctas_per_sm=3,
                     data_types=("bfloat16", "float16"),
                 ),
             ),

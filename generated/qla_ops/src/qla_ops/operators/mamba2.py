@@ -40,7 +40,7 @@ OPERATOR = Operator(
                     dynamic=("tokens", "value_heads", "chunk_count"),
                     kind="chunk_parallel",
                     value_tile=64,
-                    ctas_per_sm=4,
+                    ctas_per_sm=3,
                     data_types=("bfloat16", "float16"),
                 ),
             ),

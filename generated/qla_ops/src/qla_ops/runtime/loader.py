@@ -14,7 +14,7 @@ from typing import Any
 from qla_ops.runtime.builder import build, is_library, library_stem
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import LoadError
-from qla_ops.runtime.plan import Weights, variants
+from qla_ops.runtime.plan import Weights, can_cut
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.toolchain import find_toolchain, missing_loader, missing_tools
 
@@ -43,6 +43,25 @@ TABLES = Kernel(
 )
 """The kernel of `metadata.packed_tables`, which all operators share."""
 
+UNIT_VECTORS = Kernel(
+    name="unit_vectors",
+    module="unit_vectors",
+    tensors=("first", "second", "third", "fourth", "unit"),
+    scalars=tuple(
+        (name, "int32")
+        for name in (
+            *("type", "count", "rows", "heads", "width"),
+            *("first_stride", "second_stride", "third_stride", "fourth_stride"),
+        )
+    ),
+    dynamic=(),
+    kind="chunk_parallel",
+    value_tile=0,
+    ctas_per_sm=1,
+    data_types=("float32",),
+)
+"""The kernel of `normalise.unit_vectors`; one library for all types of data."""
+
 JOIN = Kernel(
     name="join",
     module="join",
@@ -56,8 +75,8 @@ JOIN = Kernel(
 )
 """Carries states from segment to segment, for all operators."""
 
-SHARED = (TABLES, JOIN)
-"""Kernels that belong to no operator."""
+SHARED = (TABLES, UNIT_VECTORS, JOIN)
+"""Kernels that belong to no operator, each built for its one data type."""
 
 Function = Callable[..., Any]
 _LOCK = threading.Lock()
@@ -82,7 +101,7 @@ def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]
     """Every kernel that calls of an operator may need, with the data type it is built for."""
     if not operator.kernels:
         return ()
-    shared = SHARED if variants(operator, "segment") else (TABLES,)
+    shared = tuple(kernel for kernel in SHARED if kernel is not JOIN or can_cut(operator))
     return tuple(
         [(kernel, data_type) for kernel in operator.kernels] + [(kernel, kernel.data_types[0]) for kernel in shared]
     )

@@ -1,0 +1,88 @@
+"""Steps of a compute role that works on several value heads of one key head: the warpgroup makes what the heads have
+in common once, then each warp does all of one head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from qlagen.program.ir import Elementwise, Gate, Gemm, Inverse, Load, Operation, Scan
+from qlagen.schedule.analysis import Analysis
+from qlagen.schedule.model import Step
+from qlagen.schedule.plain_role import PlainRole
+from qlagen.schedule.similarity import factor, refused
+from qlagen.schedule.steps import RingWrite, RoleSteps
+from qlagen.schedule.target import Clocks
+
+SHARED_WORDS = 6 * 256 + 8 * 72 + 4 * 64
+"""32-bit words of a shared [64, 64] matrix: six 16 x 16 blocks in two 16-bit parts, eight padded 8 x 8 blocks in fp32,
+four in two 16-bit parts."""
+
+
+def lower_heads(name: str, analysis: Analysis, clocks: Clocks, operations: Iterable[Operation]) -> RoleSteps:
+    """Steps of a role that makes `operations` for several value heads. Raises E-HEADS for what it cannot do."""
+    return _HeadRole(name, analysis, clocks, tuple(operations), (), ()).lower()
+
+
+class _HeadRole(PlainRole):
+    def _lower(self, operation: Operation) -> None:
+        inverted = {o.source for o in self.own.values() if isinstance(o, Inverse)}
+        if isinstance(operation, Scan):
+            self._check_gate(operation)
+            self._scan(operation)
+        elif isinstance(operation, Gemm) and self.analysis.is_shared(operation.name):
+            self._gemm(operation)
+        elif isinstance(operation, Inverse):
+            self._inverse(operation)
+        elif isinstance(operation, Elementwise) and operation.name in inverted and self.is_inverted(operation.name):
+            pass  # its factors go into the inverse
+        elif not isinstance(operation, Load) and not isinstance(operation, Gate):
+            raise refused(self.analysis, operation.name, "is neither of a key head nor scan or inverse")
+
+    def _check_gate(self, scan: Scan) -> None:
+        if self.analysis.is_shared(scan.source) or not self.analysis.is_load(scan.source):
+            raise refused(self.analysis, scan.name, f"is a scan of {scan.source}, which is no tensor of value heads")
+
+    def _inverse(self, inverse: Inverse) -> None:
+        factored = factor(self.analysis, inverse)
+        for vector in (factored.factors, factored.gate):
+            if vector is not None and (self.analysis.is_shared(vector) or not self._in_memory(vector)):
+                raise refused(self.analysis, inverse.name, f"needs {vector}, which no tensor of value heads gives")
+        shared = self.fresh(f"{factored.matrix}_shared")
+        source = self.register(factored.matrix)
+        self.writes[shared] = RingWrite(shared, factored.matrix, (), "float32", self.name, scratch=SHARED_WORDS)
+        self.steps.append(
+            Step(
+                "share",
+                shared,
+                reads=(source,),
+                ring_out=self.read(shared),
+                cost=self.values[source].registers * self.clocks.put_register,
+                origin=inverse.origin,
+                note=f"{factored.matrix} for all heads",
+            )
+        )
+        stores = self._stores_of(inverse.name)
+        if self.analysis.uses[inverse.name] or not stores:
+            raise refused(self.analysis, inverse.name, "is read by the kernel that makes it")
+        ring = self.output_ring(stores[0])
+        dims = self.analysis.dims[inverse.name]
+        self.writes[ring] = RingWrite(ring, inverse.name, dims, "data", self.name, stores[0])
+        vectors = tuple(self.read(v) for v in (factored.factors, factored.gate) if v is not None)
+        step = Step(
+            "inverse_heads",
+            inverse.name,
+            rings=(shared, *vectors),
+            ring_out=ring,
+            matrix=shared,
+            factors=factored.factors,
+            decay=factored.gate,
+            scratch_registers=self.clocks.inverse_heads_registers,
+            cost=self.clocks.inverse_heads,
+            origin=inverse.origin,
+            note=f"{inverse.name} = (I + {inverse.source})^-1, a head a warp",
+        )
+        self.steps.append(replace(step, rings=tuple(dict.fromkeys(step.rings))))
+
+    def _in_memory(self, vector: str) -> bool:
+        return self.analysis.is_load(vector) or isinstance(self.analysis.operations[vector], Scan)
