@@ -7,30 +7,23 @@ registers state 184, auxiliary 104, movers 40, 1 CTAs per SM.
 
 roles
   state                threads 0..255    184 registers (estimate 176)
-  auxiliary            threads 256..383  104 registers (estimate 104)
-  load_k               threads 384..415  40 registers
-  load_a               threads 416..447  40 registers
-  load_v               threads 448..479  40 registers
-  load_beta            threads 480..511  40 registers
+  load_k               threads 256..287  40 registers
+  load_v_a             threads 288..319  40 registers
+  load_beta            threads 320..351  40 registers
 barriers (an mbarrier per stage; arrivals of a phase, and what it means)
   k_ready                LOAD_STAGES       1 by load_k:
-      state, auxiliary may read k (16384 bytes by TMA)
-  v_ready                LOAD_STAGES       1 by load_v:
-      state may read v (16384 bytes by TMA)
+      state may read k (16384 bytes by TMA)
+  v_a_ready              LOAD_STAGES       1 by load_v_a:
+      state may read v, a (24576 bytes by TMA)
   beta_ready             LOAD_STAGES       1 by load_beta:
       state may read beta
-  a_ready                LOAD_STAGES       1 by load_a:
-      auxiliary may read a (8192 bytes by TMA)
-  k_a_ready              HANDOVER_STAGES   4 by auxiliary:
-      state may read k_a
   stage_free             LOAD_STAGES       8 by state:
-      load_k, load_a, load_v, load_beta may fill k, v, beta, a, k_a
+      load_k, load_v_a, load_beta may fill k, v, beta, a
 shared memory
-  k_ring               (LOAD_STAGES, CHUNK, KEY_DIM)                  16-bit, 49152 bytes: load_k -> state, auxiliary
-  v_ring               (LOAD_STAGES, CHUNK, VALUE_TILE)               16-bit, 49152 bytes: load_v -> state
+  k_ring               (LOAD_STAGES, CHUNK, KEY_DIM)                  16-bit, 49152 bytes: load_k -> state
+  v_ring               (LOAD_STAGES, CHUNK, VALUE_TILE)               16-bit, 49152 bytes: load_v_a -> state
   beta_ring            (LOAD_STAGES, CHUNK)                           fp32, 768 bytes: load_beta -> state
-  a_ring               (LOAD_STAGES, CHUNK, CHUNK)                    16-bit, 24576 bytes: load_a -> auxiliary
-  k_a_ring             (HANDOVER_STAGES, KEY_DIM, CHUNK)              16-bit, 49152 bytes: auxiliary -> state
+  a_ring               (LOAD_STAGES, CHUNK, CHUNK)                    16-bit, 24576 bytes: load_v_a -> state
 """
 
 import tilelang
@@ -44,17 +37,12 @@ TILES = (VALUE_DIM + KEY_DIM) // VALUE_TILE
 WARP = 32
 STATE_FIRST = 0
 STATE_END = STATE_FIRST + 8 * WARP
-AUXILIARY_FIRST = STATE_END
-AUXILIARY_END = AUXILIARY_FIRST + 4 * WARP
-LOAD_K_END = AUXILIARY_END + WARP
-LOAD_A_END = LOAD_K_END + WARP
-LOAD_V_END = LOAD_A_END + WARP
-LOAD_BETA_END = LOAD_V_END + WARP
-THREADS = 512
+LOAD_K_END = STATE_END + WARP
+LOAD_V_A_END = LOAD_K_END + WARP
+LOAD_BETA_END = LOAD_V_A_END + WARP
+THREADS = 384
 LOAD_STAGES = 3
-HANDOVER_STAGES = 3
 STATE_REGISTERS = 184
-AUXILIARY_REGISTERS = 104
 MOVER_REGISTERS = 40
 LANE_ENTRIES = CHUNK // WARP
 FULL_ROW = T.GemmWarpPolicy.FullRow
@@ -92,7 +80,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 1
-SHARED_BYTES = 172944
+SHARED_BYTES = 123744
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,
     "tl.disable_thread_storage_sync": True,
@@ -174,20 +162,15 @@ def build(data_type):
             v_ring = T.alloc_shared((LOAD_STAGES, CHUNK, VALUE_TILE), data_type)
             beta_ring = T.alloc_shared((LOAD_STAGES, CHUNK), "float32", scope="shared")
             a_ring = T.alloc_shared((LOAD_STAGES, CHUNK, CHUNK), data_type)
-            k_a_ring = T.alloc_shared((HANDOVER_STAGES, KEY_DIM, CHUNK), data_type)
             k_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            v_ready = T.alloc_barrier([1] * LOAD_STAGES)
+            v_a_ready = T.alloc_barrier([1] * LOAD_STAGES)
             beta_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            a_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            k_a_ready = T.alloc_barrier([4] * HANDOVER_STAGES)
             stage_free = T.alloc_barrier([8] * LOAD_STAGES)
             S_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), "float32")  # S, S1
             S_b_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), data_type)  # S_b
-            k_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # k_S
+            k_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # k_S, Vn
             v_f_r = T.alloc_fragment((CHUNK, VALUE_TILE), data_type)  # v_f
-            S1_right_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # S1_right
-            k_a_r = T.alloc_fragment((KEY_DIM, CHUNK), "float32")  # k_a
-            k_a_b_r = T.alloc_fragment((KEY_DIM, CHUNK), data_type)  # k_a_b
+            Vn_right_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # Vn_right, Vn_b
             beta_next = T.alloc_local((LANE_ENTRIES,), "float32")
             segment = T.alloc_var("int32")
             value_head = T.alloc_var("int32")
@@ -255,7 +238,7 @@ def build(data_type):
                 T.copy(S_r, S_b_r)
                 for step in T.unroll(0, iterations, unroll_factor=1):
                     T.barrier_wait(k_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    # spec: S1; k_S = k @ S
+                    # spec: Vn; k_S = k @ S
                     T.wgmma_gemm(
                         S_b_r,
                         k_ring[step % LOAD_STAGES, :, :],
@@ -264,7 +247,7 @@ def build(data_type):
                         transpose_B=True,
                         clear_accum=True,
                     )
-                    T.barrier_wait(v_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
+                    T.barrier_wait(v_a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                     # v from shared memory, transposed
                     T.call_extern(
                         "handle",
@@ -276,19 +259,29 @@ def build(data_type):
                     )
                     T.barrier_wait(beta_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                     T.wait_wgmma(0)
-                    # spec: S1; S1_right
+                    # spec: Vn; Vn_right
                     for row, column in T.Parallel(VALUE_TILE, CHUNK):
-                        S1_right_r[row, column] = (
+                        Vn_right_r[row, column] = (
                             (v_f_r[column, row] - k_S_r[row, column]) * beta_ring[step % LOAD_STAGES, column]
                         )
-                    T.barrier_wait(k_a_ready[step % HANDOVER_STAGES], (step // HANDOVER_STAGES) % 2)
-                    # spec: S1; S1 += k_a @ S1_right
+                    # spec: Vn; Vn = a @ Vn_right
                     T.wgmma_gemm(
-                        S1_right_r,
-                        k_a_ring[step % HANDOVER_STAGES, :, :],
-                        S_r,
+                        Vn_right_r,
+                        a_ring[step % LOAD_STAGES, :, :],
+                        k_S_r,
                         policy=FULL_ROW,
                         transpose_B=True,
+                        clear_accum=True,
+                    )
+                    T.wait_wgmma(0)
+                    # spec: Vn; Vn as a left operand
+                    T.copy(k_S_r, Vn_right_r)
+                    # spec: S1; S1 += k^T @ Vn
+                    T.wgmma_gemm(
+                        Vn_right_r,
+                        k_ring[step % LOAD_STAGES, :, :],
+                        S_r,
+                        policy=FULL_ROW,
                     )
                     T.wait_wgmma(0)
                     T.sync_warp()
@@ -301,29 +294,6 @@ def build(data_type):
                         segment_state[
                             segment - sequence, value_head, (value_column + row) * KEY_DIM + column
                         ] = S_r[row, column]
-            elif tx < AUXILIARY_END:  # auxiliary
-                T.set_max_nreg(AUXILIARY_REGISTERS, 0)
-                for step in T.unroll(0, iterations, unroll_factor=1):
-                    T.barrier_wait(k_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    T.barrier_wait(a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    # spec: S1; k_a = k^T @ a
-                    T.wgmma_gemm(
-                        k_ring[step % LOAD_STAGES, :, :],
-                        a_ring[step % LOAD_STAGES, :, :],
-                        k_a_r,
-                        policy=FULL_ROW,
-                        transpose_A=True,
-                        clear_accum=True,
-                    )
-                    T.wait_wgmma(0)
-                    # spec: S1; k_a in the data type
-                    T.copy(k_a_r, k_a_b_r)
-                    # spec: S1; k_a to shared memory
-                    T.copy(k_a_b_r, k_a_ring[step % HANDOVER_STAGES, :, :])
-                    T.fence_proxy_async()
-                    T.sync_warp()
-                    if T.shuffle_elect(WARP):
-                        T.barrier_arrive(k_a_ready[step % HANDOVER_STAGES])
             else:
                 T.set_max_nreg(MOVER_REGISTERS, 0)
                 if tx < LOAD_K_END:  # load_k
@@ -339,32 +309,26 @@ def build(data_type):
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
                             T.barrier_arrive(k_ready[step % LOAD_STAGES])
-                elif tx < LOAD_A_END:  # load_a
-                    for step in T.unroll(0, iterations, unroll_factor=1):
-                        slot = first_slot + step
-                        T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
-                        # load a
-                        T.tma_copy(
-                            a[slot, value_head, :, :],
-                            a_ring[step % LOAD_STAGES, :, :],
-                            barrier=a_ready[step % LOAD_STAGES],
-                        )
-                        T.sync_warp()
-                        if T.shuffle_elect(WARP):
-                            T.barrier_arrive(a_ready[step % LOAD_STAGES])
-                elif tx < LOAD_V_END:  # load_v
+                elif tx < LOAD_V_A_END:  # load_v_a
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
+                        slot = first_slot + step
                         T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
                         # load v
                         T.tma_copy(
                             v[start:start + CHUNK, value_head, value_column:value_column + VALUE_TILE],
                             v_ring[step % LOAD_STAGES, :, :],
-                            barrier=v_ready[step % LOAD_STAGES],
+                            barrier=v_a_ready[step % LOAD_STAGES],
+                        )
+                        # load a
+                        T.tma_copy(
+                            a[slot, value_head, :, :],
+                            a_ring[step % LOAD_STAGES, :, :],
+                            barrier=v_a_ready[step % LOAD_STAGES],
                         )
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
-                            T.barrier_arrive(v_ready[step % LOAD_STAGES])
+                            T.barrier_arrive(v_a_ready[step % LOAD_STAGES])
                 elif tx < LOAD_BETA_END:  # load_beta
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
