@@ -198,7 +198,7 @@ def test_explain_an_operator_without_segments(monkeypatch: pytest.MonkeyPatch) -
     programs = tuple(program for program in operator.programs if program.variants[0].kind != "segment")
     monkeypatch.setitem(choose.OPERATORS, "gated_delta_rule", replace(operator, name="other", programs=programs))
     text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), auto_cp=4))
-    assert "sequences stay whole: this operator has no kernel for segments" in text
+    assert "sequences stay whole: this operator has no kernels for segments" in text
 
 
 def test_workers_are_no_more_than_the_work() -> None:

@@ -121,6 +121,8 @@ def test_no_kernel_for_segments() -> None:
         assert chosen.segment is None
         assert chosen.cutting.segments == 1
     assert loader.JOIN not in dict(loader.needed(operator, "bfloat16"))
+    narrow = replace(OPERATOR, dims=(("C", 64), ("K", 32), ("V", 128)))
+    assert plan(1, 32768, 8, operator=narrow).segment is None
     assert loader.JOIN in dict(loader.needed(OPERATOR, "bfloat16"))
 
 

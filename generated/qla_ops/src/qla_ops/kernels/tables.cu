@@ -291,15 +291,22 @@ extern "C" TL_EXPORT const char* get_last_error() { return error_buf; }
 
 extern "C" TL_EXPORT int init() { return 0; }
 
-extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows, int* sequence_segments, int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide, int sequences, int tokens, int chunk, int chunk_count, int segments, int chain_count, int parts, int forward_chunk, int forward_ctas, int forward_slots, int segment_chunk, int state_ctas, int map_ctas, int segment_slots, int join_step, int join_ctas, int join_slots, int start, int share, int warm_chunks, cudaStream_t stream) {
-  const Weights weights = {forward_chunk, forward_ctas, forward_slots, segment_chunk, state_ctas, map_ctas, segment_slots,
-                           join_step, join_ctas, join_slots, start, share, warm_chunks};
+extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows,
+    int* sequence_segments, int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide,
+    int sequences, int tokens, int chunk, int chunk_count, int segments, int chain_count, int parts, int
+    forward_chunk, int forward_ctas, int forward_slots, int segment_chunk, int state_ctas, int map_ctas, int
+    segment_slots, int join_step, int join_ctas, int join_slots, int start, int share, int warm_chunks, cudaStream_t
+    stream) {
+  const Weights weights = {forward_chunk, forward_ctas, forward_slots, segment_chunk, state_ctas, map_ctas,
+                           segment_slots, join_step, join_ctas, join_slots, start, share, warm_chunks};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(1, 1, 1);
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = 0;
   config.stream = stream;
-  cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first, chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences, tokens, chunk, chunk_count, segments, chain_count, parts, weights);
+  cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first,
+      chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences,
+      tokens, chunk, chunk_count, segments, chain_count, parts, weights);
   if (status != cudaSuccess) {
     snprintf(error_buf, sizeof(error_buf), "tables_kernel: %s", cudaGetErrorString(status));
     return -1;

@@ -20,6 +20,8 @@ from qla_ops.runtime.records import Kernel, Operator
 
 JOIN_COLUMNS = 16
 """Value columns of a CTA of `join.cu`."""
+JOIN_KEYS = (64, 128)
+"""K that it is written for."""
 SHARES = 1024
 """What `Weights.share` is a part of."""
 CANDIDATES = tuple(range(1, 9)) + tuple((5 + i % 4) << (i // 4 + 1) for i in range(24))
@@ -249,7 +251,7 @@ def _plans(
 ) -> Iterator[Plan]:
     """Plans worth weighing, the simplest first: fewer kernels, then wider tiles."""
     forwards, segments = variants(operator, "carried"), variants(operator, "segment")
-    parts = parts if segments else NEVER
+    parts = parts if can_cut(operator) else NEVER
     whole = [cut_groups(groups, 0, 1, 0) for groups in distributions]
     totals = [_total(groups) for groups in distributions]
     for forward in forwards if parts in (AUTOMATIC, NEVER) else ():
@@ -302,6 +304,12 @@ def _cheapest(weights: Weights, cuts: Sequence[Cut], chunks: int) -> tuple[Cut, 
         for cut in cuts
     ]
     return min(found, key=lambda item: item[1].total)
+
+
+def can_cut(operator: Operator) -> bool:
+    """Whether the operator has kernels for segments and `join.cu` takes its sizes."""
+    sizes = operator.sizes
+    return bool(variants(operator, "segment")) and sizes["K"] in JOIN_KEYS and sizes["V"] % JOIN_COLUMNS == 0
 
 
 def variants(operator: Operator, kind: str) -> tuple[Kernel, ...]:

@@ -7,34 +7,32 @@ registers state 184, auxiliary 104, movers 40, 1 CTAs per SM.
 
 roles
   state                threads 0..255    184 registers (estimate 176)
-  auxiliary            threads 256..383  104 registers (estimate 104)
+  auxiliary            threads 256..383  104 registers (estimate 40)
   load_k               threads 384..415  40 registers
-  load_a               threads 416..447  40 registers
-  load_v               threads 448..479  40 registers
-  load_g_cum_beta      threads 480..511  40 registers
+  load_g_cum           threads 416..447  40 registers
+  load_v_a             threads 448..479  40 registers
+  load_beta            threads 480..511  40 registers
 barriers (an mbarrier per stage; arrivals of a phase, and what it means)
   k_ready                LOAD_STAGES       1 by load_k:
-      state, auxiliary may read k (16384 bytes by TMA)
-  v_ready                LOAD_STAGES       1 by load_v:
-      state may read v (16384 bytes by TMA)
-  g_cum_beta_ready       LOAD_STAGES       1 by load_g_cum_beta:
-      auxiliary may read beta, g_cum
-  a_ready                LOAD_STAGES       1 by load_a:
-      auxiliary may read a (8192 bytes by TMA)
-  k_S1_right_ready       HANDOVER_STAGES   4 by auxiliary:
-      state may read g_from_start, k_S1_right
+      state may read k (16384 bytes by TMA)
+  v_a_ready              LOAD_STAGES       1 by load_v_a:
+      state may read v, a (24576 bytes by TMA)
+  beta_ready             LOAD_STAGES       1 by load_beta:
+      state may read beta
+  g_cum_ready            LOAD_STAGES       1 by load_g_cum:
+      auxiliary may read g_cum
+  g_from_start_g_to_end_ready HANDOVER_STAGES   4 by auxiliary:
+      state may read g_from_start, g_to_end
   stage_free             LOAD_STAGES       8 by state:
-      load_k, load_a, load_v, load_g_cum_beta may fill k, v, beta, a, g_cum, g_from_start, k_S1_right
+      load_k, load_g_cum, load_v_a, load_beta may fill k, v, beta, a, g_cum, g_from_start, g_to_end
 shared memory
-  k_ring               (LOAD_STAGES, CHUNK, KEY_DIM)                  16-bit, 49152 bytes: load_k -> state, auxiliary
-  v_ring               (LOAD_STAGES, CHUNK, VALUE_TILE)               16-bit, 49152 bytes: load_v -> state
-  beta_ring            (LOAD_STAGES, CHUNK)                           fp32, 768 bytes: load_g_cum_beta -> auxiliary
-  a_ring               (LOAD_STAGES, CHUNK, CHUNK)                    16-bit, 24576 bytes: load_a -> auxiliary
-  g_cum_ring           (LOAD_STAGES, CHUNK)                           fp32, 768 bytes: load_g_cum_beta -> auxiliary
-  g_to_end_ring        (INNER_STAGES, CHUNK)                          fp32, 256 bytes: auxiliary -> auxiliary
+  k_ring               (LOAD_STAGES, CHUNK, KEY_DIM)                  16-bit, 49152 bytes: load_k -> state
+  v_ring               (LOAD_STAGES, CHUNK, VALUE_TILE)               16-bit, 49152 bytes: load_v_a -> state
+  beta_ring            (LOAD_STAGES, CHUNK)                           fp32, 768 bytes: load_beta -> state
+  a_ring               (LOAD_STAGES, CHUNK, CHUNK)                    16-bit, 24576 bytes: load_v_a -> state
+  g_cum_ring           (LOAD_STAGES, CHUNK)                           fp32, 768 bytes: load_g_cum -> auxiliary
   g_from_start_ring    (HANDOVER_STAGES, CHUNK)                       fp32, 768 bytes: auxiliary -> state
-  S1_right_ring        (INNER_STAGES, CHUNK, CHUNK)                   16-bit, 8192 bytes: auxiliary -> auxiliary
-  k_S1_right_ring      (HANDOVER_STAGES, KEY_DIM, CHUNK)              16-bit, 49152 bytes: auxiliary -> state
+  g_to_end_ring        (HANDOVER_STAGES, CHUNK)                       fp32, 768 bytes: auxiliary -> state
 """
 
 import tilelang
@@ -51,17 +49,15 @@ STATE_END = STATE_FIRST + 8 * WARP
 AUXILIARY_FIRST = STATE_END
 AUXILIARY_END = AUXILIARY_FIRST + 4 * WARP
 LOAD_K_END = AUXILIARY_END + WARP
-LOAD_A_END = LOAD_K_END + WARP
-LOAD_V_END = LOAD_A_END + WARP
-LOAD_G_CUM_BETA_END = LOAD_V_END + WARP
+LOAD_G_CUM_END = LOAD_K_END + WARP
+LOAD_V_A_END = LOAD_G_CUM_END + WARP
+LOAD_BETA_END = LOAD_V_A_END + WARP
 THREADS = 512
 LOAD_STAGES = 3
 HANDOVER_STAGES = 3
-INNER_STAGES = 1
 STATE_REGISTERS = 184
 AUXILIARY_REGISTERS = 104
 MOVER_REGISTERS = 40
-AUXILIARY_BARRIER = 2
 LANE_ENTRIES = CHUNK // WARP
 LOG2_E = 1.4426950408889634
 FULL_ROW = T.GemmWarpPolicy.FullRow
@@ -101,7 +97,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 1
-SHARED_BYTES = 182928
+SHARED_BYTES = 126096
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,
     "tl.disable_thread_storage_sync": True,
@@ -246,25 +242,19 @@ def build(data_type):
             beta_ring = T.alloc_shared((LOAD_STAGES, CHUNK), "float32", scope="shared")
             a_ring = T.alloc_shared((LOAD_STAGES, CHUNK, CHUNK), data_type)
             g_cum_ring = T.alloc_shared((LOAD_STAGES, CHUNK), "float32", scope="shared")
-            g_to_end_ring = T.alloc_shared((INNER_STAGES, CHUNK), "float32", scope="shared")
             g_from_start_ring = T.alloc_shared((HANDOVER_STAGES, CHUNK), "float32", scope="shared")
-            S1_right_ring = T.alloc_shared((INNER_STAGES, CHUNK, CHUNK), data_type)
-            k_S1_right_ring = T.alloc_shared((HANDOVER_STAGES, KEY_DIM, CHUNK), data_type)
+            g_to_end_ring = T.alloc_shared((HANDOVER_STAGES, CHUNK), "float32", scope="shared")
             k_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            v_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            g_cum_beta_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            a_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            k_S1_right_ready = T.alloc_barrier([4] * HANDOVER_STAGES)
+            v_a_ready = T.alloc_barrier([1] * LOAD_STAGES)
+            beta_ready = T.alloc_barrier([1] * LOAD_STAGES)
+            g_cum_ready = T.alloc_barrier([1] * LOAD_STAGES)
+            g_from_start_g_to_end_ready = T.alloc_barrier([4] * HANDOVER_STAGES)
             stage_free = T.alloc_barrier([8] * LOAD_STAGES)
             S_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), "float32")  # S, S1_base, S1
             S_b_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), data_type)  # S_b
-            k_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # k_S
+            k_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # k_S, Vn
             v_f_r = T.alloc_fragment((CHUNK, VALUE_TILE), data_type)  # v_f
-            S1_right_2_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # S1_right_2
-            a_f_r = T.alloc_fragment((CHUNK, CHUNK), data_type)  # a_f
-            S1_right_r = T.alloc_fragment((CHUNK, CHUNK), data_type)  # S1_right
-            k_S1_right_r = T.alloc_fragment((KEY_DIM, CHUNK), "float32")  # k_S1_right
-            k_S1_right_b_r = T.alloc_fragment((KEY_DIM, CHUNK), data_type)  # k_S1_right_b
+            Vn_right_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # Vn_right, S1_right
             g_total_last = T.alloc_local((1,), "float32")
             g_cum_next = T.alloc_local((LANE_ENTRIES,), "float32")
             beta_next = T.alloc_local((LANE_ENTRIES,), "float32")
@@ -317,7 +307,6 @@ def build(data_type):
                 {
                     v_f_r: turned(CHUNK, VALUE_TILE),
                     v_ring: tilelang.layout.make_full_bank_swizzled_layout(v_ring),
-                    a_ring: tilelang.layout.make_full_bank_swizzled_layout(a_ring),
                 }
             )
             tx = T.get_thread_binding()
@@ -348,7 +337,7 @@ def build(data_type):
                 T.copy(S_r, S_b_r)
                 for step in T.unroll(0, iterations, unroll_factor=1):
                     T.barrier_wait(k_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    # spec: S1; k_S = k @ S
+                    # spec: Vn; k_S = k @ S
                     T.wgmma_gemm(
                         S_b_r,
                         k_ring[step % LOAD_STAGES, :, :],
@@ -357,7 +346,7 @@ def build(data_type):
                         transpose_B=True,
                         clear_accum=True,
                     )
-                    T.barrier_wait(v_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
+                    T.barrier_wait(v_a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                     # v from shared memory, transposed
                     T.call_extern(
                         "handle",
@@ -367,7 +356,24 @@ def build(data_type):
                         CHUNK,
                         warp,
                     )
-                    T.barrier_wait(k_S1_right_ready[step % HANDOVER_STAGES], (step // HANDOVER_STAGES) % 2)
+                    T.barrier_wait(g_from_start_g_to_end_ready[step % HANDOVER_STAGES], (step // HANDOVER_STAGES) % 2)
+                    T.barrier_wait(beta_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
+                    T.wait_wgmma(0)
+                    # spec: Vn; Vn_right
+                    for row, column in T.Parallel(VALUE_TILE, CHUNK):
+                        Vn_right_r[row, column] = (
+                            (v_f_r[column, row] - k_S_r[row, column] * g_from_start_ring[step % HANDOVER_STAGES, column])
+                            * beta_ring[step % LOAD_STAGES, column]
+                        )
+                    # spec: Vn; Vn = a @ Vn_right
+                    T.wgmma_gemm(
+                        Vn_right_r,
+                        a_ring[step % LOAD_STAGES, :, :],
+                        k_S_r,
+                        policy=FULL_ROW,
+                        transpose_B=True,
+                        clear_accum=True,
+                    )
                     # spec: S1; S1_base in place
                     g_total_last[0] = g_from_start_ring[step % HANDOVER_STAGES, CHUNK - 1]
                     for row, column in T.Parallel(VALUE_TILE, KEY_DIM):
@@ -375,20 +381,17 @@ def build(data_type):
                             S_r[row, column] * g_total_last[0]
                         )
                     T.wait_wgmma(0)
-                    # spec: S1; S1_right_2
+                    # spec: S1; S1_right
                     for row, column in T.Parallel(VALUE_TILE, CHUNK):
-                        S1_right_2_r[row, column] = (
-                            v_f_r[column, row]
-                            - k_S_r[row, column]
-                            * g_from_start_ring[step % HANDOVER_STAGES, column]
+                        Vn_right_r[row, column] = (
+                            k_S_r[row, column] * g_to_end_ring[step % HANDOVER_STAGES, column]
                         )
-                    # spec: S1; S1 += k_S1_right @ S1_right_2
+                    # spec: S1; S1 += k^T @ S1_right
                     T.wgmma_gemm(
-                        S1_right_2_r,
-                        k_S1_right_ring[step % HANDOVER_STAGES, :, :],
+                        Vn_right_r,
+                        k_ring[step % LOAD_STAGES, :, :],
                         S_r,
                         policy=FULL_ROW,
-                        transpose_B=True,
                     )
                     T.wait_wgmma(0)
                     T.sync_warp()
@@ -410,49 +413,20 @@ def build(data_type):
             elif tx < AUXILIARY_END:  # auxiliary
                 T.set_max_nreg(AUXILIARY_REGISTERS, 0)
                 for step in T.unroll(0, iterations, unroll_factor=1):
-                    T.barrier_wait(a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    # a from shared memory
-                    T.copy(a_ring[step % LOAD_STAGES, :, :], a_f_r)
-                    T.barrier_wait(g_cum_beta_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    # spec: S1; g_to_end = to_end(g_cum)
-                    for row in T.Parallel(CHUNK):
-                        g_to_end_ring[0, row] = (
-                            T.exp2((g_cum_ring[step % LOAD_STAGES, CHUNK - 1] - g_cum_ring[step % LOAD_STAGES, row]) * LOG2_E)
-                        )
-                    T.sync_threads(AUXILIARY_BARRIER, AUXILIARY_END - AUXILIARY_FIRST)
-                    # spec: S1; S1_right
-                    for row, column in T.Parallel(CHUNK, CHUNK):
-                        S1_right_r[row, column] = (
-                            a_f_r[row, column] * g_to_end_ring[0, row] * beta_ring[step % LOAD_STAGES, column]
-                        )
-                    # spec: S1; S1_right to shared memory
-                    T.copy(S1_right_r, S1_right_ring[0, :, :])
-                    T.barrier_wait(k_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
-                    T.fence_proxy_async()
-                    T.sync_threads(AUXILIARY_BARRIER, AUXILIARY_END - AUXILIARY_FIRST)
-                    # spec: S1; k_S1_right = k^T @ S1_right
-                    T.wgmma_gemm(
-                        k_ring[step % LOAD_STAGES, :, :],
-                        S1_right_ring[0, :, :],
-                        k_S1_right_r,
-                        policy=FULL_ROW,
-                        transpose_A=True,
-                        clear_accum=True,
-                    )
-                    # spec: S1; g_from_start = from_start(g_cum)
+                    T.barrier_wait(g_cum_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
+                    # spec: Vn; g_from_start = from_start(g_cum)
                     for row in T.Parallel(CHUNK):
                         g_from_start_ring[step % HANDOVER_STAGES, row] = (
                             T.exp2(g_cum_ring[step % LOAD_STAGES, row] * LOG2_E)
                         )
-                    T.wait_wgmma(0)
-                    # spec: S1; k_S1_right in the data type
-                    T.copy(k_S1_right_r, k_S1_right_b_r)
-                    # spec: S1; k_S1_right to shared memory
-                    T.copy(k_S1_right_b_r, k_S1_right_ring[step % HANDOVER_STAGES, :, :])
-                    T.fence_proxy_async()
+                    # spec: S1; g_to_end = to_end(g_cum)
+                    for row in T.Parallel(CHUNK):
+                        g_to_end_ring[step % HANDOVER_STAGES, row] = (
+                            T.exp2((g_cum_ring[step % LOAD_STAGES, CHUNK - 1] - g_cum_ring[step % LOAD_STAGES, row]) * LOG2_E)
+                        )
                     T.sync_warp()
                     if T.shuffle_elect(WARP):
-                        T.barrier_arrive(k_S1_right_ready[step % HANDOVER_STAGES])
+                        T.barrier_arrive(g_from_start_g_to_end_ready[step % HANDOVER_STAGES])
             else:
                 T.set_max_nreg(MOVER_REGISTERS, 0)
                 if tx < LOAD_K_END:  # load_k
@@ -468,51 +442,51 @@ def build(data_type):
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
                             T.barrier_arrive(k_ready[step % LOAD_STAGES])
-                elif tx < LOAD_A_END:  # load_a
+                elif tx < LOAD_G_CUM_END:  # load_g_cum
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         slot = first_slot + step
+                        # g_cum, read before its slot is free
+                        for entry in T.unroll(LANE_ENTRIES):
+                            g_cum_next[entry] = g_cum[slot, value_head, lane + entry * WARP]
                         T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
-                        # load a
-                        T.tma_copy(
-                            a[slot, value_head, :, :],
-                            a_ring[step % LOAD_STAGES, :, :],
-                            barrier=a_ready[step % LOAD_STAGES],
-                        )
+                        # load g_cum
+                        for entry in T.unroll(LANE_ENTRIES):
+                            g_cum_ring[step % LOAD_STAGES, lane + entry * WARP] = g_cum_next[entry]
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
-                            T.barrier_arrive(a_ready[step % LOAD_STAGES])
-                elif tx < LOAD_V_END:  # load_v
+                            T.barrier_arrive(g_cum_ready[step % LOAD_STAGES])
+                elif tx < LOAD_V_A_END:  # load_v_a
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
+                        slot = first_slot + step
                         T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
                         # load v
                         T.tma_copy(
                             v[start:start + CHUNK, value_head, value_column:value_column + VALUE_TILE],
                             v_ring[step % LOAD_STAGES, :, :],
-                            barrier=v_ready[step % LOAD_STAGES],
+                            barrier=v_a_ready[step % LOAD_STAGES],
+                        )
+                        # load a
+                        T.tma_copy(
+                            a[slot, value_head, :, :],
+                            a_ring[step % LOAD_STAGES, :, :],
+                            barrier=v_a_ready[step % LOAD_STAGES],
                         )
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
-                            T.barrier_arrive(v_ready[step % LOAD_STAGES])
-                elif tx < LOAD_G_CUM_BETA_END:  # load_g_cum_beta
+                            T.barrier_arrive(v_a_ready[step % LOAD_STAGES])
+                elif tx < LOAD_BETA_END:  # load_beta
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
-                        slot = first_slot + step
-                        # g_cum, read before its slot is free
-                        for entry in T.unroll(LANE_ENTRIES):
-                            g_cum_next[entry] = g_cum[slot, value_head, lane + entry * WARP]
                         # beta, read before its slot is free
                         for entry in T.unroll(LANE_ENTRIES):
                             beta_next[entry] = beta[start + lane + entry * WARP, value_head]
                         T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
-                        # load g_cum
-                        for entry in T.unroll(LANE_ENTRIES):
-                            g_cum_ring[step % LOAD_STAGES, lane + entry * WARP] = g_cum_next[entry]
                         # load beta
                         for entry in T.unroll(LANE_ENTRIES):
                             beta_ring[step % LOAD_STAGES, lane + entry * WARP] = beta_next[entry]
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
-                            T.barrier_arrive(g_cum_beta_ready[step % LOAD_STAGES])
+                            T.barrier_arrive(beta_ready[step % LOAD_STAGES])
 
     return gated_delta_rule_segment_v128
