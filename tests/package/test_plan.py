@@ -19,7 +19,9 @@ from qla_ops.runtime.plan import (
     choose_plan,
     cut_groups,
     forward_time,
+    idle_time,
     join_time,
+    only,
     segment_time,
     span,
 )
@@ -203,3 +205,26 @@ def test_times_grow_with_the_work() -> None:
     joins = [join_time(model, cut_groups([(1, 512)], 0, parts, 0)) for parts in range(1, 30)]
     assert joins[:3] == [0, 0, costs.JOIN]
     assert all(first <= second for first, second in pairwise(joins))
+
+
+def test_idle_kernels_cost_time() -> None:
+    """Where equal lengths fill the GPU, packed calls do not pay for cuts that they hardly ever need."""
+    assert plan(4, 8192, 64, packed=True).segment is None
+    model = plan(16, 2048, 8, packed=True).cutting
+    whole = cut_groups([(16, 32)], 32, 0, 0)
+    idle = [idle_time(model.weights, whole, segments) for segments in (16, 40, 400)]
+    assert 2 * costs.LAUNCH < idle[0] < idle[1] < idle[2]
+
+
+def test_variants_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_PLANS", {})
+    free = call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4)
+    seen = set()
+    for forward in ("forward_v128", "forward_v64"):
+        for segment in ("segment_v128", "segment_v64"):
+            with only(forward, segment):
+                chosen = call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4)
+            assert chosen.segment is not None
+            seen.add((chosen.forward.module, chosen.segment.module))
+    assert len(seen) == 4
+    assert call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4) is free

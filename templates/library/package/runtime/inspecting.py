@@ -175,9 +175,9 @@ def _plan_lines(call: Call, plan: Plan) -> tuple[str, ...]:
 
 
 def _times(times: Times) -> str:
-    if not times.launches:
+    if not times.idle:
         return f"{times.total / 1000:.0f} us without the prepare kernels"
-    parts = (("states", times.segment), ("join", times.join), ("forward", times.forward), ("launches", times.launches))
+    parts = (("states", times.segment), ("join", times.join), ("forward", times.forward), ("idle", times.idle))
     text = ", ".join(f"{name} {time / 1000:.0f}" for name, time in parts)
     return f"{times.total / 1000:.0f} us without the prepare kernels ({text})"
 

@@ -11,7 +11,8 @@ packed sequences, which the host does not know, by the same formula.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -46,6 +47,8 @@ class Weights(NamedTuple):
     forward_slots: int
     """Forward CTAs that run at once."""
     segment_chunk: int
+    segment_alone: int
+    """The same of a CTA that has an SM to itself."""
     state_ctas: int
     """Of the segment kernel for each segment but the last of its sequence."""
     map_ctas: int
@@ -54,7 +57,7 @@ class Weights(NamedTuple):
     join_step: int
     join_ctas: int
     """For each sequence of three segments or more."""
-    join_slots: int
+    processors: int
     start: int
     share: int
     """Heads, of 1024, whose segments need a map."""
@@ -106,11 +109,12 @@ class Times:
     forward: int
     segment: int = 0
     join: int = 0
-    launches: int = 0
+    idle: int = 0
+    """Launches, CTAs without work, and weighing the lengths on the device."""
 
     @property
     def total(self) -> int:
-        return self.forward + self.segment + self.join + self.launches
+        return self.forward + self.segment + self.join + self.idle
 
 
 @dataclass(frozen=True)
@@ -168,23 +172,27 @@ def segment_time(weights: Weights, cut: Cut) -> int:
     """Nanoseconds of the segment kernel: heads that forget run a few chunks, others all, and their map's too."""
     if cut.joints == 0:
         return 0
-    whole = weights.state_ctas * _chunk_work(weights, cut.joint_chunks, cut.joints)
-    whole += weights.map_ctas * _chunk_work(weights, cut.inner_chunks, cut.inner)
-    short = weights.state_ctas * _chunk_work(weights, cut.warm_chunks, cut.joints)
-    work = (weights.share * whole + (SHARES - weights.share) * short) // SHARES
     ctas = cut.joints * weights.state_ctas + cut.inner * weights.map_ctas * weights.share // SHARES
-    chain = cut.longest_joint * weights.segment_chunk + weights.start
-    return span(ctas, work, chain, weights.segment_slots)
-
-
-def _chunk_work(weights: Weights, chunks: int, ctas: int) -> int:
-    return chunks * weights.segment_chunk + ctas * weights.start
+    chunk = weights.segment_alone if ctas <= weights.processors else weights.segment_chunk
+    whole = weights.state_ctas * (cut.joint_chunks * chunk + cut.joints * weights.start)
+    whole += weights.map_ctas * (cut.inner_chunks * chunk + cut.inner * weights.start)
+    short = weights.state_ctas * (cut.warm_chunks * chunk + cut.joints * weights.start)
+    work = (weights.share * whole + (SHARES - weights.share) * short) // SHARES
+    return span(ctas, work, cut.longest_joint * chunk + weights.start, weights.segment_slots)
 
 
 def join_time(weights: Weights, cut: Cut) -> int:
     """Nanoseconds of the join kernel: one step after another for the segments between the first and the last."""
     ctas = cut.chains * weights.join_ctas * weights.share // SHARES
-    return max(cut.most - 2, 0) * weights.join_step * max(1, -(-ctas // weights.join_slots))
+    return max(cut.most - 2, 0) * weights.join_step * max(1, -(-ctas // weights.processors))
+
+
+def idle_time(weights: Weights, cut: Cut, segments: int) -> int:
+    """Nanoseconds of two more launches, and of the segment kernel's CTAs that find nothing to do in a grid that was made
+    for so many segments."""
+    busy = cut.joints * weights.state_ctas + cut.inner * weights.map_ctas * weights.share // SHARES
+    empty = segments * (weights.state_ctas + weights.map_ctas) - busy
+    return 2 * costs.LAUNCH + costs.EMPTY * empty // weights.segment_slots
 
 
 def candidate_lengths(longest: int) -> Iterator[int]:
@@ -219,14 +227,18 @@ def choose_plan(
 ) -> Plan:
     """The plan of a call. `tokens`: of all sequences; packed ones may have any lengths, others are equally long.
 
-    The lengths of packed sequences are not known to the host: both all equal and one long sequence among very short
-    ones are weighed, and the plan is taken that loses least against the best one, at worst.
+    The lengths of packed sequences are not known to the host: all equal and one long sequence among very short ones are
+    weighed, and the plan is taken that loses least against the best one for each, on average.
     """
     distributions = _distributions(operator.chunk, sequences, tokens, packed)
     limit = tokens // operator.chunk + sequences
     plans = list(_plans(operator, distributions, value_heads, processors, parts, limit, packed))
     best = [min(plan.times[i].total for plan in plans) for i in range(len(distributions))]
-    losses = [max(time.total / max(1, least) for time, least in zip(plan.times, best, strict=True)) for plan in plans]
+    rare = costs.LONG_PERCENT / 100 if len(distributions) > 1 else 0.0
+    losses = []
+    for plan in plans:
+        even, *long = (times.total / max(1, least) for times, least in zip(plan.times, best, strict=True))
+        losses.append((1 - rare) * even + rare * sum(long))
     good = min(losses) * (1 + costs.TIE_PERCENT / 100)
     return next(plan for plan, loss in zip(plans, losses, strict=True) if loss <= good)
 
@@ -269,12 +281,13 @@ def _plans(
         count = max(cut.segments for cut, _ in found)
         if packed and parts:
             count = max(whole[0].segments, min(whole[0].segments * parts, limit))
-        times = tuple(time for _, time in found)
         if count > whole[0].segments:
+            search = costs.SEARCH if packed and not parts else 0
+            times = tuple(replace(time, idle=search + idle_time(weights, cut, count)) for cut, time in found)
             chosen = parts if packed else found[0][0].most
             yield Plan(forward, segment, Cutting(count, parts, weights), chosen, times)
         elif parts:
-            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, times)
+            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, tuple(time for _, time in found))
 
 
 def _cuts(groups: Groups, parts: int, enough: int) -> list[Cut]:
@@ -292,15 +305,7 @@ def _cuts(groups: Groups, parts: int, enough: int) -> list[Cut]:
 def _cheapest(weights: Weights, cuts: Sequence[Cut], chunks: int) -> tuple[Cut, Times]:
     """The cheapest cut, the coarser one on a tie, and its times."""
     found = [
-        (
-            cut,
-            Times(
-                forward_time(weights, cut, chunks),
-                segment_time(weights, cut),
-                join_time(weights, cut),
-                2 * costs.LAUNCH,
-            ),
-        )
+        (cut, Times(forward_time(weights, cut, chunks), segment_time(weights, cut), join_time(weights, cut)))
         for cut in cuts
     ]
     return min(found, key=lambda item: item[1].total)
@@ -313,23 +318,47 @@ def can_cut(operator: Operator) -> bool:
 
 
 def variants(operator: Operator, kind: str) -> tuple[Kernel, ...]:
-    """Its kernels of a kind, the widest value tile first."""
-    return tuple(sorted((k for k in operator.kernels if k.kind == kind), key=lambda kernel: -kernel.value_tile))
+    """Its kernels of a kind, the widest value tile first; see `only`."""
+    found = [kernel for kernel in operator.kernels if kernel.kind == kind]
+    named = [kernel for kernel in found if kernel.module.rpartition(".")[2] in _ONLY]
+    return tuple(sorted(named or found, key=lambda kernel: -kernel.value_tile))
+
+
+_ONLY: set[str] = set()
+
+
+@contextmanager
+def only(*names: str) -> Iterator[None]:
+    """Inside it, plans of operators that have kernels of these file names (``forward_v64``, ``segment_v128``) use no
+    other variants of them. For measuring and tests; it counts for all threads."""
+    before = set(_ONLY)
+    _ONLY.update(names)
+    try:
+        yield
+    finally:
+        _ONLY.clear()
+        _ONLY.update(before)
+
+
+def forced() -> frozenset[str]:
+    """The names that `only` was given; whoever remembers plans must remember them too."""
+    return frozenset(_ONLY)
 
 
 def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_heads: int, processors: int) -> Weights:
     value_dim, key_dim = operator.sizes["V"], operator.sizes["K"]
     weights = Weights(
-        forward_chunk=forward.chunk_nanoseconds,
+        forward_chunk=forward.chunk_nanoseconds[0],
         forward_ctas=cta_count(forward, value_dim, value_heads),
         forward_slots=processors * forward.ctas_per_sm,
         segment_chunk=0,
+        segment_alone=0,
         state_ctas=0,
         map_ctas=0,
         segment_slots=1,
         join_step=costs.JOIN,
         join_ctas=value_heads * -(-value_dim // JOIN_COLUMNS),
-        join_slots=processors,
+        processors=processors,
         start=costs.START,
         share=0,
         warm_chunks=costs.WARM_CHUNKS,
@@ -338,7 +367,8 @@ def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_
         return weights
     skips = operator.segments is not None and operator.segments.skips
     return weights._replace(
-        segment_chunk=segment.chunk_nanoseconds,
+        segment_chunk=segment.chunk_nanoseconds[0],
+        segment_alone=segment.chunk_nanoseconds[1],
         state_ctas=cta_count(segment, value_dim, value_heads),
         map_ctas=cta_count(segment, key_dim, value_heads),
         segment_slots=processors * segment.ctas_per_sm,
