@@ -43,8 +43,8 @@ MUTANTS = {
     "prepare: a head too few": ("prepare_tile.py", "if warp < heads", "if warp < heads - 1", 1),
     "prepare: a sign flipped in the inverse": (
         "prepare_tile.py",
-        "load_columns(factors, k, -1.0f",
-        "load_columns(factors, k, 1.0f",
+        "load_columns(factors, rows[c], -1.0f",
+        "load_columns(factors, rows[c], 1.0f",
         1,
     ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
