@@ -15,20 +15,16 @@ from qlagen.errors import QlagenError
 
 KERNEL = "kernel.py.jinja"
 DEVICE = (
-<<<<<<< HEAD
-    *("row_helpers", "segment", "matrices", "decay", "state", "blocks"),
-    *("inverse", "head_inverse", "head_octets", "head_rows"),
-=======
     "row_helpers",
     "segment",
     "matrices",
     "decay",
+    "state",
     "blocks",
     "inverse",
     "head_inverse",
     "head_octets",
     "head_rows",
->>>>>>> prep2
 )
 """Templates of device functions."""
 OPERATIONS = ("operations.jinja", "elementwise.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
