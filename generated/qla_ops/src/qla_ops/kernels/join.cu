@@ -232,22 +232,27 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     *reinterpret_cast<uint2*>(to) = make_uint2(high[0], high[1]);
     *reinterpret_cast<uint2*>(to + kCopy) = make_uint2(low[0], low[1]);
   };
+  // Takes the state of a row from memory.
+  const auto load_state = [&](int copy, int from) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = group + 8 * half;
+      put_state(copy, column, *reinterpret_cast<const float4*>(state + from * row_stride + own + column * K));
+    }
+  };
+  int copy = 0;
+  int held = row - 1;  // the row whose state shared memory holds
   fill();
+  load_state(copy, held);
   Fragments<K> map;
   const unsigned char* stage = maps.wait();
 #pragma unroll
   for (int depth = 0; depth < K / kDepth; ++depth) map.read(stage, depth, quad, key);
   ++maps.split;
-  int copy = 0;
-  int held = -1;  // the row whose state shared memory holds
+  __syncthreads();
   while (row < list.end) {
     if (held != row - 1) {
-      const float* before = state + (row - 1) * row_stride + own;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int column = group + 8 * half;
-        put_state(copy, column, *reinterpret_cast<const float4*>(before + column * K));
-      }
+      load_state(copy, row - 1);
       __syncthreads();
     }
     float* here = state + row * row_stride + own;
