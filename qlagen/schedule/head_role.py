@@ -14,9 +14,9 @@ from qlagen.schedule.similarity import factor, refused
 from qlagen.schedule.steps import RingWrite, RoleSteps
 from qlagen.schedule.target import Clocks
 
-SHARED_WORDS = 6 * 256 + 8 * 72 + 4 * 64
+SHARED_WORDS = 6 * 256 + 8 * 72 + 4 * 128
 """32-bit words of a shared [64, 64] matrix: six 16 x 16 blocks in two 16-bit parts, eight padded 8 x 8 blocks in fp32,
-four in two 16-bit parts."""
+four in two 16-bit parts, each twice."""
 
 
 def lower_heads(name: str, analysis: Analysis, clocks: Clocks, operations: Iterable[Operation]) -> RoleSteps:

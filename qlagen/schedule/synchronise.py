@@ -84,12 +84,12 @@ def _merged(assignment: Assignment, rings: Iterable[str], name: str, kind: str) 
 def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
     """Barriers worth sharing: filled together for the same readers; freed by compute roles at the same number of
     stages, if not all then at least those of one producer. Rings that are stored stay alone: nothing that computes
-    should wait for an unrelated store. A ring with one stage is freed as soon as it has been read: there is no other
-    slot to fill meanwhile."""
+    should wait for an unrelated store. What is loaded to a single stage is freed as soon as it has been read, for
+    there is no other slot to fill meanwhile; rings that are filled together are freed together."""
     freed = _released(skeleton)
     crossing = [ring for ring in skeleton.rings if skeleton.is_crossing(ring)]
     ready: dict[object, list[Ring]] = {}
-    slots: dict[object, list[Ring]] = {}
+    slots: dict[tuple[int, object], list[Ring]] = {}
     by_producer: dict[object, list[Ring]] = {}
     for warp in skeleton.movers.values():
         for group in warp.groups:
@@ -100,23 +100,29 @@ def _merges(skeleton: Skeleton) -> list[tuple[tuple[str, ...], str, str]]:
             continue
         if ring.producer not in skeleton.movers:
             ready.setdefault((ring.producer, ring.consumers, ring.stages), []).append(ring)
-        when = (ring.stages, freed[ring.name] if ring.stages == 1 else None)
+        when = (ring.stages, freed.get(ring.name))
         slots.setdefault(when, []).append(ring)
         by_producer.setdefault((ring.producer, when), []).append(ring)
     found = [(group, _lead_name(group) + "_ready", "ready") for group in ready.values()]
     found += [(group, _lead_name(group) + "_free", "free") for group in by_producer.values()]
-    found += [(group, _slot_name(group) + "_free", "free") for group in slots.values()]
+    names = {when: _lead_name(group) if when[1] is not None else _slot_name(group) for when, group in slots.items()}
+    found += [(group, f"{names[when]}_free", "free") for when, group in slots.items()]
     return [(tuple(ring.name for ring in group), name, kind) for group, name, kind in found if len(group) > 1]
 
 
 def _released(skeleton: Skeleton) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Where compute roles are done with each ring that crosses roles: role and line."""
-    found: dict[str, tuple[tuple[str, int], ...]] = {ring.name: () for ring in skeleton.rings}
+    """Where compute roles are done with what is loaded to a single stage, by ring: last lines of the roles that read
+    it, or read what is loaded with it."""
     naive = _naive(skeleton)
-    barriers = {barrier: ring for ring, barrier in naive.free.items()}
-    for role in skeleton.orders:
-        for barrier, position in _ComputeBody(skeleton, naive, role).released.items():
-            found[barriers[barrier]] += ((role, position),)
+    lines = {role: _ComputeBody(skeleton, naive, role).released for role in skeleton.orders}
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    for warp in skeleton.movers.values():
+        for group in warp.groups:
+            if group.direction != "load" or any(skeleton.ring(name).stages > 1 for name in group.rings):
+                continue
+            barriers = [naive.free[name] for name in group.rings]
+            last = {role: max((at[b] for b in barriers if b in at), default=-1) for role, at in lines.items()}
+            found.update(dict.fromkeys(group.rings, tuple(last.items())))
     return found
 
 

@@ -24,9 +24,9 @@ KERNELS = [
     (operator, program.name, variant)
     for operator, plan in PLANS.items()
     for program in plan.programs
-    for variant in (("tile",) if program.carry is None else ("v128", "v64"))
+    for variant in (("tile", "single") if program.carry is None else ("v128", "v64"))
 ] + [(operator, "segment", variant) for operator in PLANS for variant in ("v128", "v64")]
-"""Operator, program and variant of every kernel."""
+"""Operator, program and variant of every kernel. `single` is the first alternative that does one head at a time."""
 
 
 @cache
@@ -65,7 +65,8 @@ def segment_form(operator: str, number: int) -> Program:
 def variant(name: str) -> Options:
     """Options by variant name, for V = 128."""
     file = schedule_file()
-    options = next(o for o in (*file.carried, *file.chunk_parallel) if o.name == name)
+    single = (replace(o, name="single") for o in file.chunk_parallel if o.heads == 1)
+    options = next(o for o in (*file.carried, *file.chunk_parallel, *single) if o.name == name)
     return options if options.value_tile else replace(options, value_tile=128)
 
 

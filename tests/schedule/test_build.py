@@ -132,8 +132,8 @@ def test_every_depth_of_the_rings_is_synchronised(operator: str, ahead: int, sta
 
 
 def test_prepare_hands_over_inside_its_role() -> None:
-    schedule = kernel("gated_delta_rule", "prepare", "tile")
-    expected = """?k_ready k_k* ?g_beta_ready ?G_free sync G !G_ready wait(0) sync A_source !stage_free ?a_free
+    schedule = kernel("gated_delta_rule", "prepare", "single")
+    expected = """?k_ready k_k* ?g_beta_ready ?G_free sync G !G_ready wait(0) !k_free sync A_source !g_beta_free ?a_free
         A fence !a_ready"""
     assert order(schedule, "tile") == expected.split()
     rings = {ring.name: ring for ring in schedule.rings}
@@ -145,9 +145,28 @@ def test_prepare_hands_over_inside_its_role() -> None:
     assert all(role.registers is None for role in schedule.roles)
 
 
+def test_heads_share_what_is_of_their_key_head() -> None:
+    """One product, and K's slot is free while the heads are worked on; what differs between heads has a place each."""
+    schedule = kernel("gated_delta_rule", "prepare", "tile")
+    expected = """?k_ready k_k* ?g_beta_ready ?G_free sync G !G_ready wait(0) !k_free k_k_shared ?a_free sync A fence
+        !a_ready !g_beta_free"""
+    assert order(schedule, "tile") == expected.split()
+    assert {ring.name: ring.heads for ring in schedule.rings} == {
+        **dict.fromkeys(("k", "k_k_shared"), 1),
+        **dict.fromkeys(("g", "beta", "G", "a"), 4),
+    }
+    assert next(ring.bytes for ring in schedule.rings if ring.name == "a") == 4 * 64 * 64 * 2
+
+
+def test_what_heads_cannot_share() -> None:
+    text = _fails("E-HEADS", programs.solved_keys(), "tile")
+    assert "is read by the kernel that makes it" in text
+    assert "schedule one head at a time: heads = 1" in text
+
+
 def test_an_inverse_whose_threads_meet_nowhere_else_has_a_barrier_for_its_scratch() -> None:
-    schedule = kernel("delta_rule", "prepare", "tile")
-    expected = "?k_ready k_k* ?beta_ready wait(0) A_source !stage_free ?a_free sync A fence !a_ready"
+    schedule = kernel("delta_rule", "prepare", "single")
+    expected = "?k_ready k_k* wait(0) !k_free ?beta_ready A_source !beta_free ?a_free sync A fence !a_ready"
     assert order(schedule, "tile") == expected.split()
 
 
@@ -194,7 +213,7 @@ def test_a_scaled_load_is_handed_over_as_a_right_operand() -> None:
 
 def test_products_read_what_their_own_role_made() -> None:
     """The inverse stays in its ring as a left operand; a scaled K goes through a ring with a fence and a barrier."""
-    schedule = build(programs.solved_keys(), "tile", ctas_per_sm=1)
+    schedule = build(programs.solved_keys(), "single", ctas_per_sm=1)
     steps = {i.step.name: i.step for i in role(schedule, "tile").body if i.step is not None}
     assert (steps["W"].left, steps["W"].right, steps["W"].left_home) == ("A", "k_beta", "shared")
     assert "from_start" not in steps, "a vector that only another vector reads is computed inside it"
@@ -227,7 +246,7 @@ def test_too_many_registers() -> None:
     registers = (("state", 200), ("auxiliary", 128), ("movers", 40))
     text = _fails("E-ESTIMATE", forward, registers=registers)
     assert "role state needs 208 registers per thread, and has 200" in text
-    text = _fails("E-ESTIMATE", program("gated_delta_rule", "prepare"), "tile", ctas_per_sm=6)
+    text = _fails("E-ESTIMATE", program("gated_delta_rule", "prepare"), "single", ctas_per_sm=6)
     assert "role tile needs 80 registers per thread, and has 56" in text
 
 
@@ -257,7 +276,7 @@ def test_too_much_shared_memory() -> None:
     text = _fails("E-SHARED", program("gated_delta_rule", "forward"), "v128", stages=4)
     assert "bytes of shared memory with alignment, a CTA can have 232448" in text
     assert "the largest rings: q 65536 (4 stages), k 65536 (4 stages), v 65536 (4 stages)" in text
-    _fails("E-SHARED", programs.solved_keys(), "tile", stages=3, output_stages=2, ctas_per_sm=2)
+    _fails("E-SHARED", programs.solved_keys(), "single", stages=3, output_stages=2, ctas_per_sm=2)
 
 
 def test_too_few_mover_warps() -> None:

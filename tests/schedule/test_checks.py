@@ -14,7 +14,7 @@ from tests.schedule.cases import KERNELS, kernel, role
 from tests.schedule.mutations import mutants
 
 FORWARD = kernel("gated_delta_rule", "forward", "v128")
-PREPARE = kernel("gated_delta_rule", "prepare", "tile")
+PREPARE = kernel("gated_delta_rule", "prepare", "single")
 
 
 def text_of(schedule: Schedule) -> str:
@@ -89,7 +89,7 @@ CASES = [
     (
         PREPARE,
         "drop sync",
-        "tile 8: sync 0",
+        "tile 9: sync 0",
         "error[E-SYNC]: role tile: A_source uses G before all threads are done with it\n"
         "  hint: put a named barrier of the role's threads before the step",
     ),
@@ -139,7 +139,7 @@ def test_a_read_through_the_async_proxy_needs_a_fence_before_the_barrier() -> No
     from tests.schedule import programs
     from tests.schedule.cases import build
 
-    schedule = build(programs.solved_keys(), "tile", ctas_per_sm=1)
+    schedule = build(programs.solved_keys(), "single", ctas_per_sm=1)
     codes = {
         text_of(m.schedule).split(":")[0] for m in mutants(schedule) if m.kind == "drop fence" and "tile" in m.place
     }

@@ -48,10 +48,12 @@ def test_the_shipped_file() -> None:
         ("v64", 64, 2, 1, 1),
     ]
     assert dict(file.carried[0].registers) == {"state": 208, "auxiliary": 72, "movers": 24}
-    assert [(o.name, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel] == [
-        ("tile", 1, 4, 2, ()),
-        ("tile", 2, 2, 3, ()),
-        ("tile", 2, 1, 4, ()),
+    found = [(o.name, o.heads, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel]
+    assert found == [
+        ("tile", 4, 1, 3, 2, (("tile", 120), ("movers", 40))),
+        ("tile", 1, 1, 4, 2, ()),
+        ("tile", 1, 2, 2, 3, ()),
+        ("tile", 1, 2, 1, 4, ()),
     ]
 
 

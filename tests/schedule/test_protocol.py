@@ -67,7 +67,8 @@ def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
 
 SMALL = [
     ("simple_gla", "prepare", "tile", {"stages": 2, "output_stages": 1}, 5),
-    ("delta_rule", "prepare", "tile", {"stages": 2, "output_stages": 1}, 4),
+    ("delta_rule", "prepare", "single", {"stages": 2, "output_stages": 1}, 4),
+    ("gated_delta_rule", "prepare", "single", {"stages": 1, "output_stages": 1}, 3),
     ("gated_delta_rule", "prepare", "tile", {"stages": 1, "output_stages": 1}, 3),
     ("simple_gla", "forward", "v64", {"stages": 1, "ahead": 0}, 2),
 ]
