@@ -9,22 +9,17 @@ import pytest
 
 from qla_ops.runtime import choose, costs, loader
 from qla_ops.runtime.choose import OPERATORS, call_plan, plan_kernels
-from qla_ops.runtime.plan import (
-    AUTOMATIC,
+from qla_ops.runtime.model import (
     CANDIDATES,
-    NEVER,
-    Plan,
     Weights,
     candidate_lengths,
-    choose_plan,
     cut_groups,
     forward_time,
-    idle_time,
     join_time,
-    only,
     segment_time,
     span,
 )
+from qla_ops.runtime.plan import AUTOMATIC, NEVER, Plan, choose_plan, idle_time, only
 from qla_ops.runtime.records import Operator, Segments
 
 OPERATOR = OPERATORS["gated_delta_rule"]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, NEVER, Cutting, Weights, choose_length
+from qla_ops.runtime.model import Weights, choose_length
+from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, NEVER, Cutting
 from qlagen.verify.emulator import Mode
 from tests.package.shared_kernels import check_tables, make_tables
 from tests.package.test_metadata import CHUNK, CPU, PACKED, WRONG

@@ -14,7 +14,8 @@ from typing import Any
 from qla_ops.runtime.builder import build, is_library, library_stem
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import LoadError
-from qla_ops.runtime.plan import Weights, can_cut
+from qla_ops.runtime.model import Weights
+from qla_ops.runtime.plan import can_cut
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.toolchain import find_toolchain, missing_loader, missing_tools
 

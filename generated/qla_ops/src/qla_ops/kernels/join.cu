@@ -9,7 +9,7 @@
 // on tensor cores with each fp32 factor as the sum of two bf16 numbers, high and low; the three products that matter
 // are kept and added in fp32, which leaves a relative error of about 2^-16 in a product. While a row's products run,
 // the next map is split, into the registers that they free; so only the products are on the chain from row to row. The
-// state passes between warps through shared memory.
+// state passes between warps through shared memory. One more warp does nothing but start the copies.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -199,7 +199,11 @@ struct Fragments {
   }
 };
 
-// Carries the states of one chain's rows; threads: K / 16 warps.
+// Warps of a CTA: those that multiply, and one that loads.
+template <int K>
+constexpr int kWarps = K / 16 + 1;
+
+// Carries the states of one chain's rows.
 template <int K>
 __device__ __forceinline__ void join_columns(float* state, const int* joined, int first, int rows, int heads,
                                              int64_t row_stride, int map_offset, unsigned* halves, Maps<K>& maps) {
@@ -207,6 +211,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   constexpr int kCopy = Layout<K>::kCopy;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
+  const bool loads = warp == kWarps<K> - 1;
   const int group = lane / 4;
   const int quad = lane % 4;
   // Of the products' columns lane (group, quad) multiplies k = key + 0, 1 and is given k = own + 0..3.
@@ -219,7 +224,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   int coming = row;  // the next row whose map is to be copied
   const auto fill = [&]() {
     while (coming < list.end && maps.filled < maps.split + kStages) {
-      if (threadIdx.x == 0) maps.fill(state + coming * row_stride + map_offset);
+      if (lane == 0) maps.fill(state + coming * row_stride + map_offset);
       ++maps.filled;
       coming = ahead.find(coming + 1);
     }
@@ -232,22 +237,43 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     *reinterpret_cast<uint2*>(to) = make_uint2(high[0], high[1]);
     *reinterpret_cast<uint2*>(to + kCopy) = make_uint2(low[0], low[1]);
   };
-  fill();
+  // Takes the state of a row from memory.
+  const auto load_state = [&](int copy, int from) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = group + 8 * half;
+      put_state(copy, column, *reinterpret_cast<const float4*>(state + from * row_stride + own + column * K));
+    }
+  };
+  int copy = 0;
+  int held = row - 1;  // the row whose state shared memory holds
+  if (loads) {
+    fill();
+    ++maps.split;
+    __syncthreads();
+    // The other warps' steps, as far as the barrier and the counters go.
+    while (row < list.end) {
+      if (held != row - 1) __syncthreads();
+      const int next = list.find(row + 1);
+      maps.split += next < list.end;
+      held = row;
+      row = next;
+      __syncthreads();
+      // All warps have split what was waited for: its stage, and at first the one before it, are free.
+      fill();
+    }
+    return;
+  }
+  load_state(copy, held);
   Fragments<K> map;
   const unsigned char* stage = maps.wait();
 #pragma unroll
   for (int depth = 0; depth < K / kDepth; ++depth) map.read(stage, depth, quad, key);
   ++maps.split;
-  int copy = 0;
-  int held = -1;  // the row whose state shared memory holds
+  __syncthreads();
   while (row < list.end) {
     if (held != row - 1) {
-      const float* before = state + (row - 1) * row_stride + own;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int column = group + 8 * half;
-        put_state(copy, column, *reinterpret_cast<const float4*>(before + column * K));
-      }
+      load_state(copy, row - 1);
       __syncthreads();
     }
     float* here = state + row * row_stride + own;
@@ -297,13 +323,11 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     held = row;
     row = next;
     __syncthreads();
-    // All warps have split what was waited for: its stage, and at first the one before it, are free.
-    fill();
   }
 }
 
 template <int K>
-__global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float* segment_state,
+__global__ void __launch_bounds__(32 * kWarps<K>, 1) join_kernel(const int* chains, float* segment_state,
                                                         const int* segment_joined, int chain_count,
                                                         int value_heads, int value_dim) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -350,7 +374,7 @@ extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_jo
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(workers, 1, 1);
-  config.blockDim = dim3(2 * key_dim, 1, 1);
+  config.blockDim = dim3(key_dim == 64 ? 32 * kWarps<64> : 32 * kWarps<128>, 1, 1);
   config.dynamicSmemBytes = key_dim == 64 ? Layout<64>::kBytes : Layout<128>::kBytes;
   config.stream = stream;
   cudaError_t status =

@@ -1,5 +1,5 @@
 // Makes the tables of packed sequences (see qla_ops/runtime/metadata.py) in one launch of one block: chunks first, then
-// the segments into which sequences are cut, for which it weighs lengths by the formula of qla_ops/runtime/plan.py.
+// the segments into which sequences are cut, for which it weighs lengths by the formula of qla_ops/runtime/model.py.
 //
 // Offsets that are out of range or fall back are put right on the way: start at 0, never decrease, end at `tokens` at
 // most. What the other kernels read from these tables therefore never leads them outside a tensor.
@@ -17,7 +17,7 @@ constexpr int64_t kNever = INT64_MAX;
 
 static char error_buf[256];
 
-// `Weights` of plan.py.
+// `Weights` of model.py.
 struct Weights {
   int forward_chunk, forward_ctas, forward_slots;
   int segment_chunk, segment_alone, state_ctas, map_ctas, segment_slots;
@@ -25,7 +25,7 @@ struct Weights {
   int start, share, warm_chunks;
 };
 
-// `Cut` of plan.py, over the sequences that are cut.
+// `Cut` of model.py, over the sequences that are cut.
 struct Cut {
   int segments, longest, joints, inner, joint_chunks, inner_chunks, warm_chunks, longest_joint, most, chains;
 };
@@ -88,19 +88,19 @@ __device__ __forceinline__ int find(const int* boundaries, int count, int place)
   return low;
 }
 
-// `CANDIDATES` of plan.py: 1 to 8, then four in each power of two.
+// `CANDIDATES` of model.py: 1 to 8, then four in each power of two.
 __device__ __forceinline__ int candidate(int index) {
   return index < 8 ? index + 1 : (5 + (index - 8) % 4) << ((index - 8) / 4 + 1);
 }
 
-// `span` of plan.py.
+// `span` of model.py.
 __device__ __forceinline__ int64_t span(int ctas, int64_t work, int64_t chain, int slots) {
   const int64_t turns = (ctas + slots - 1) / slots * chain;
   if (ctas <= slots || work >= ctas * chain - ctas * chain / 8) return turns;
   return min(turns, max(chain, work / slots + chain / 2));
 }
 
-// Nanoseconds of the kernels that depend on the cut, by the formula of plan.py. All lanes of a warp come together: half
+// Nanoseconds of the kernels that depend on the cut, by the formula of model.py. All lanes of a warp come together: half
 // of them price the forward kernel, the others the segment kernel, since divisions take their time.
 __device__ __forceinline__ int64_t price(const Cut& cut, const Weights& w, int chunks) {
   const int maps = static_cast<int>(static_cast<int64_t>(cut.inner) * w.map_ctas * w.share / kShares);
