@@ -79,12 +79,7 @@ class Plan:
 
 
 def idle_time(weights: Weights, cut: Cut, segments: int) -> int:
-<<<<<<< HEAD
-    """Nanoseconds of two more launches, and of the segment kernel's CTAs that find nothing to do in a grid that was
-    made for so many segments."""
-=======
     """Nanoseconds of two more launches, and of the segment kernel's CTAs without work in a grid for `segments`."""
->>>>>>> cp-runtime
     busy = cut.joints * weights.state_ctas + cut.inner * weights.map_ctas * weights.share // SHARES
     empty = segments * (weights.state_ctas + weights.map_ctas) - busy
     return 2 * costs.LAUNCH + costs.EMPTY * empty // weights.segment_slots
