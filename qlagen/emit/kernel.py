@@ -159,7 +159,7 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     shared = any(isinstance(line, views.Share) for line in lines)
     used |= {"load_heads": any(isinstance(line, views.FetchHeads) for line in lines)}
     used |= {"block_products": inverted or shared, "unit_lower_inverse": inverted}
-    used |= {"clear_tiles": inverted or shared, "head_diagonal": shared, "head_rows": shared}
+    used |= {"clear_tiles": inverted or shared, "head_diagonal": shared, "head_octets": shared, "head_rows": shared}
     return tuple(name for name, wanted in used.items() if wanted)
 
 

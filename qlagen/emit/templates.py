@@ -14,10 +14,21 @@ from qlagen.emit import file_views, views
 from qlagen.errors import QlagenError
 
 KERNEL = "kernel.py.jinja"
-DEVICE = ("row_helpers", "segment", "matrices", "decay", "state", "blocks", "inverse", "head_inverse", "head_rows")
+DEVICE = (
+    "row_helpers",
+    "segment",
+    "matrices",
+    "decay",
+    "state",
+    "blocks",
+    "inverse",
+    "head_inverse",
+    "head_octets",
+    "head_rows",
+)
 """Templates of device functions."""
 OPERATIONS = ("operations.jinja", "elementwise.jinja", "synchronisation.jinja", "movers.jinja", "solver.jinja")
-OTHERS = ("comments.jinja", "fragments.jinja", *(f"{name}.cuh.jinja" for name in DEVICE))
+OTHERS = ("comments.jinja", "fragments.jinja", "helpers.jinja", *(f"{name}.cuh.jinja" for name in DEVICE))
 KERNEL_TEMPLATES = (KERNEL, *OPERATIONS, *OTHERS)
 
 

@@ -71,7 +71,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
         shared_bytes=_shared_bytes(rings, synchronised),
         threads=_threads(lowered.roles, movers, options),
         modelled_clocks=ranked[0].clocks,
-        busiest_clocks=max(order.clocks for order in best.values()),
+        busiest_clocks=max(_tensor_clocks(lowered.roles), *(order.clocks for order in best.values())),
         delays=ranked[0].delays,
         candidates=len(ranked),
         ranked=tuple(replace(order.ranked, registers=order.allocation.peak + overhead) for order in ranked),
@@ -186,6 +186,11 @@ def _with_syncs(role: Role, skeleton: Skeleton) -> Role:
 def _carried_operand(lowered: Lowered) -> str | None:
     carried = (v.name for role in lowered.roles for v in role.values if v.carried and v.dtype == "data")
     return next(carried, None)
+
+
+def _tensor_clocks(roles: Sequence[RoleSteps]) -> int:
+    """Of one iteration's products, warpgroup by warpgroup."""
+    return sum(role.warps // 4 * step.cost for role in roles for step in role.steps if step.kind == "gemm")
 
 
 def _shared_bytes(rings: Sequence[Ring], synchronised: Synchronised) -> int:

@@ -238,7 +238,7 @@ class Schedule:
     modelled_clocks: int
     """Of an iteration of the first compute role."""
     busiest_clocks: int
-    """Of the compute role that takes longest."""
+    """Of the compute role that takes longest, or of the tensor cores, which all roles share, when that is more."""
     delays: tuple[tuple[str, int], ...]
     candidates: int
     """Distinct legal issue orders that were ranked."""

@@ -28,20 +28,33 @@ MUTANTS = {
     "forward: the decay's diagonal kept whole": ("forward_v64.py", "row > column", "row >= 0", 1),
     "forward: V as it lies": ("forward_v64.py", "ptx_ldmatrix_x4_trans", "ptx_ldmatrix_x4", 1),
     "forward: O as it lies": ("forward_v64.py", "ptx_stmatrix_x4_trans", "ptx_stmatrix_x4", 1),
-    "prepare: blocks on the diagonal left out": ("prepare_tile.py", "part <= warp", "part < warp", 1),
-    "prepare: the factor on the columns": (
+    "prepare: a factor of rows of another head": (
         "prepare_tile.py",
-        "LOAD_STAGES, row]",
-        "LOAD_STAGES, part * BLOCK + column]",
+        "beta_ring[step % LOAD_STAGES, warp",
+        "beta_ring[step % LOAD_STAGES, 3 - warp",
         1,
     ),
+    "prepare: a gate of another head": (
+        "prepare_tile.py",
+        "G_ring[step % OUTPUT_STAGES, warp, 0]",
+        "G_ring[step % OUTPUT_STAGES, 3 - warp, 0]",
+        1,
+    ),
+    "prepare: a head too few": ("prepare_tile.py", "if warp < heads", "if warp < heads - 1", 1),
     "prepare: a sign flipped in the inverse": (
         "prepare_tile.py",
-        "pack(sums[8 * j + 2 * p]",
-        "pack(-sums[8 * j + 2 * p]",
+        "load_columns(factors, rows[c], -1.0f",
+        "load_columns(factors, rows[c], 1.0f",
         1,
     ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
+    "prepare: gated only below the middle": ("prepare_tile.py", "*= on * from[e]", "*= from[e]", 1),
+    "prepare: what was passed above the diagonal stays": (
+        "prepare_tile.py",
+        "octet = 4; octet < 8",
+        "octet = 6; octet < 8",
+        1,
+    ),
     "prepare: a named barrier dropped": ("prepare_tile.py", "T.sync_threads(TILE_BARRIER, ", "(", 3),
 }
 

@@ -52,7 +52,7 @@ def _changed_bodies(
         # A step's own scratch needs one barrier in an iteration, before the step or behind it.
         scratch_only = instruction.kind == "sync" and step is not None and step.scratch is not None
         if work and not scratch_only:
-            behind = work[0] - position
+            behind = _last_of_group(role.body, work[0]) - position
             yield "late " + instruction.kind, (*before, *after[:behind], instruction, *after[behind:])
     if instruction.kind == "fence":
         yield "late fence", (*before, *after[:1], instruction, *after[1:])
@@ -65,6 +65,17 @@ def _changed_bodies(
         work = [index for index in range(position) if role.body[index].kind in WORK]
         if work:
             yield "early arrival", (*before[: work[-1]], instruction, *before[work[-1] :], *after)
+
+
+def _last_of_group(body: tuple[Instruction, ...], position: int) -> int:
+    """The last of the loads or stores at `position`: some of what is moved together may be safe earlier."""
+    while (
+        body[position].kind in ("load", "store")
+        and body[position + 1 : position + 2]
+        and (body[position + 1].kind == body[position].kind)
+    ):
+        position += 1
+    return position
 
 
 def _silent_roles(schedule: Schedule, role: Role, position: int, arrival: Instruction) -> Iterator[Mutant]:

@@ -95,8 +95,8 @@ def test_what_is_left_out_is_implied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pruning the only faults that pass are in what pruning removes, and the exhaustive search finds none."""
     with monkeypatch.context() as patch:
         patch.setattr("qlagen.schedule.build.prune", lambda whole, rings: whole)
-        schedule = build(program("simple_gla", "forward"), "v64", stages=1, ahead=0)
-    pruned = build(program("simple_gla", "forward"), "v64", stages=1, ahead=0)
+        schedule = build(program("simple_gla", "forward"), "v64", stages=2, ahead=1)
+    pruned = build(program("simple_gla", "forward"), "v64", stages=2, ahead=1)
     assert pruned.implied == ("auxiliary: wait for stage_free", "auxiliary: arrive at stage_free")
     passed = [mutant for mutant in mutants(schedule) if check(mutant.schedule) is None]
     assert [mutant.kind for mutant in passed] == ["drop wait", "late wait", "early arrival", "silent role"]
