@@ -177,11 +177,11 @@ def _state_only(derivation: Derivation, group: int) -> StateForm:
     return replace(best, bound=bound)
 
 
-def state_forms(derivation: Derivation, saved: tuple[Node, ...]) -> tuple[StateForm, ...]:
-    """Expressions for the next state alone where the expressions `saved` are in memory: none has both more
-    multiply-adds and a longer serial chain than another one. The one with the fewest multiply-adds comes first. Each is
-    proven equal to the chosen form's; none is given when that takes too many trials."""
-    found = _search_state(derivation, 1, (derivation.chosen.state,), saved, QUICK)
+def state_forms(derivation: Derivation, start: Node, saved: tuple[Node, ...]) -> tuple[StateForm, ...]:
+    """Expressions for the next state alone, found from `start`, where the expressions `saved` are in memory: none has
+    both more multiply-adds and a longer serial chain than another one. The one with the fewest multiply-adds comes
+    first. Each is proven equal to the chosen form's; none is given when that takes too many trials."""
+    found = _search_state(derivation, 1, (start,), saved, QUICK)
     bound = prove_states(derivation, tuple(form.state for form in found))
     return () if bound is None else tuple(replace(form, bound=derivation.proof.bound + bound) for form in found)
 

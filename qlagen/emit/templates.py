@@ -19,6 +19,7 @@ DEVICE = (
     "segment",
     "matrices",
     "decay",
+    "state",
     "blocks",
     "inverse",
     "head_inverse",

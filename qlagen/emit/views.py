@@ -149,6 +149,18 @@ class Put(Line):
 
 
 @dataclass(frozen=True)
+class Gather(Line):
+    """A vector from shared memory to the registers of those threads that need its entries."""
+
+    macro = "gather"
+    out: str
+    index: str
+    length: str
+    source: str
+    comment: Comment
+
+
+@dataclass(frozen=True)
 class Vector(Line):
     macro = "vector"
     out: str
@@ -327,12 +339,21 @@ class StoreVector(Line):
 
 
 @dataclass(frozen=True)
+class StateTile:
+    """The carried value's tile in global memory: its first entry, and the strides of the register tile's indices."""
+
+    first: str
+    row_stride: str
+    column_stride: str
+
+
+@dataclass(frozen=True)
 class StateSource:
-    """An entry of the carried value in global memory or in numbers, and when it starts from there."""
+    """Where the carried value starts from, when `condition` holds: memory, or an entry's `value`."""
 
     condition: str
-    value: tuple[str, ...]
-    """In one or more lines."""
+    tile: StateTile | None
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -345,17 +366,34 @@ class LoadState(Line):
     columns: str
     sources: tuple[StateSource, ...]
     operand: str | None
+    warp: str
 
 
 @dataclass(frozen=True)
 class StoreState(Line):
     macro = "store_state"
     source: str
-    rows: str
     columns: str
     condition: str
-    out: tuple[str, ...]
-    """In one or more lines."""
+    tile: StateTile
+    warp: str
+
+
+@dataclass(frozen=True)
+class Clear(Line):
+    """Zeros in a register tile that the first iteration does not read, which TileLang cannot know."""
+
+    macro = "clear"
+    out: str
+
+
+@dataclass(frozen=True)
+class OfBefore(Line):
+    """Lines for the iteration before the one at hand, when there is one."""
+
+    macro = "of_before"
+    condition: str
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -363,6 +401,7 @@ class Wait(Line):
     macro = "wait"
     barrier: str
     stages: str
+    step: str
     free: bool
 
 
@@ -371,6 +410,7 @@ class Arrive(Line):
     macro = "arrive"
     barrier: str
     stages: str
+    step: str
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class KernelView:
     value_tile: int
     ctas_per_sm: int
     data_types: str
-    chunk_nanoseconds: int
+    chunk_nanoseconds: str
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile, costs: PlanCosts) -> KernelVi
         value_tile=kernel.value_tile,
         ctas_per_sm=kernel.ctas_per_sm,
         data_types=_python(kernel.data_types),
-        chunk_nanoseconds=costs.chunk_nanoseconds(kernel.kind, kernel.value_tile),
+        chunk_nanoseconds=_python(costs.chunk_nanoseconds(kernel.kind, kernel.value_tile)),
     )
 
 

@@ -64,7 +64,7 @@ def segment_programs(derivation: Derivation) -> tuple[Program, ...]:
     nodes = {item.token_symbol: chunk_inputs(spec)[item.chunk_symbol] for item in spec.inputs}
     bound = tensors.get(nodes[rule.gate]) if rule.granted and rule.bound == "log_gate_sum" else None
     segment = Segment(bound, rule.condition)
-    states = (form.state, *(found.state for found in state_forms(derivation, tuple(tensors))))
+    states = (form.state, *(found.state for found in state_forms(derivation, form.state, tuple(tensors))))
     programs = (_segment(spec, replace(form, state=state), tensors, segment) for state in dict.fromkeys(states))
     return tuple(program for program in programs if not batch_obstacle(program))
 

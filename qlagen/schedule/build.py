@@ -10,6 +10,7 @@ from qlagen.program.dims import operands
 from qlagen.program.ir import Gate, Load, Operation, Program
 from qlagen.schedule.analysis import Analysis, analyse, misplaced, roots
 from qlagen.schedule.checks import check_schedule
+from qlagen.schedule.gather import gather_vectors
 from qlagen.schedule.handover import insert_syncs
 from qlagen.schedule.head_role import lower_heads
 from qlagen.schedule.model import Options, Ring, Role, Schedule
@@ -46,6 +47,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
     """
     lowered = lower(program, dims, options, target)
     orders = {role.name: _orders(lowered, role, options, target) for role in lowered.roles}
+    lowered, orders = _with_gathers(lowered, orders, options, target)
     lines = {name: candidates[0].lines for name, candidates in orders.items()}
     rings = build_rings(lowered.analysis, lowered.roles, options)
     movers, rings = assign_movers(rings, lines, options.mover_warps)
@@ -69,7 +71,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
         shared_bytes=_shared_bytes(rings, synchronised),
         threads=_threads(lowered.roles, movers, options),
         modelled_clocks=ranked[0].clocks,
-        busiest_clocks=max(order.clocks for order in best.values()),
+        busiest_clocks=max(_tensor_clocks(lowered.roles), *(order.clocks for order in best.values())),
         delays=ranked[0].delays,
         candidates=len(ranked),
         ranked=tuple(replace(order.ranked, registers=order.allocation.peak + overhead) for order in ranked),
@@ -126,6 +128,18 @@ def _orders(lowered: Lowered, role: RoleSteps, options: Options, target: Target)
     return rank(choose(role, orders, dict(options.delays) if first else {}, overhead, budget), tie)
 
 
+def _with_gathers(
+    lowered: Lowered, orders: Mapping[str, tuple[Order, ...]], options: Options, target: Target
+) -> tuple[Lowered, dict[str, tuple[Order, ...]]]:
+    """The best order of the role that carries the state with its vectors gathered, in the registers that are left."""
+    state, others = lowered.roles[0], lowered.roles[1:]
+    if state.name != STATE:
+        return lowered, dict(orders)
+    room = _budget(lowered.roles, STATE, options, target) - _overhead(STATE, target)
+    state, best = gather_vectors(state, orders[STATE][0], lowered.transposed, room)
+    return replace(lowered, roles=(state, *others)), {**orders, STATE: (best, *orders[STATE][1:])}
+
+
 def _overhead(role: str, target: Target) -> int:
     return target.overhead_state if role == STATE else target.overhead_other
 
@@ -172,6 +186,11 @@ def _with_syncs(role: Role, skeleton: Skeleton) -> Role:
 def _carried_operand(lowered: Lowered) -> str | None:
     carried = (v.name for role in lowered.roles for v in role.values if v.carried and v.dtype == "data")
     return next(carried, None)
+
+
+def _tensor_clocks(roles: Sequence[RoleSteps]) -> int:
+    """Of one iteration's products, warpgroup by warpgroup."""
+    return sum(role.warps // 4 * step.cost for role in roles for step in role.steps if step.kind == "gemm")
 
 
 def _shared_bytes(rings: Sequence[Ring], synchronised: Synchronised) -> int:

@@ -22,19 +22,21 @@ class Allocation:
 
 def allocate(role: RoleSteps, lines: Sequence[Line]) -> Allocation:
     """Linear scan over the groups of values that share registers, in order of their first write."""
-    lives = _lifetimes(role, lines)
+    lives, until = _lifetimes(role, lines)
     members: dict[str, list[Value]] = {}
     for value in role.values:
         members.setdefault(value.group, []).append(value)
     slots: dict[str, list[str]] = {}
     busy: dict[str, int] = {}
     for group in sorted(lives, key=lambda g: (lives[g][0], g)):
-        slot = next((s for s in slots if busy[s] < lives[group][0] and _alike(members[s][0], members[group][0])), group)
+        alone = group in until
+        free = (s for s in slots if busy[s] < lives[group][0] and _alike(members[s][0], members[group][0]))
+        slot = group if alone else next(free, group)
         slots.setdefault(slot, []).append(group)
-        busy[slot] = lives[group][1]
+        busy[slot] = len(lines) if alone else lives[group][1]
     fragments = tuple(_fragment(role, slot, [v for g in groups for v in members[g]]) for slot, groups in slots.items())
     of = {value: fragment.name for fragment in fragments for value in fragment.values}
-    live = [_live(lines, lives, members, position) for position in range(len(lines))]
+    live = [_live(lines, lives, until, members, position) for position in range(len(lines))]
     return Allocation(fragments, of, max(live, default=0), sum(live))
 
 
@@ -51,8 +53,9 @@ def _fragment(role: RoleSteps, slot: str, values: Sequence[Value]) -> Fragment:
     )
 
 
-def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> dict[str, tuple[int, int]]:
-    """First and last line at which a group's registers are needed; a product needs its operands until it retires."""
+def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+    """First and last line at which a group's registers are needed; a product needs its operands until it retires. And
+    groups whose last reader lags: they are needed to the end, and in the next iteration until that reader's line."""
     group = {value.name: value.group for value in role.values}
     lives: dict[str, tuple[int, int]] = {}
 
@@ -61,9 +64,13 @@ def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> dict[str, tuple[int, i
             first, _ = lives.get(group[value], (position, position))
             lives[group[value]] = (first, position)
 
+    until: dict[str, int] = {}
     flight: list[Step] = []
     for position, line in enumerate(lines):
-        if line.step is None:
+        if line.lag and line.step is not None:
+            until |= dict.fromkeys((group[read] for read in line.step.reads), position)
+            touch((line.step.writes,) if line.step.writes is not None else (), position)
+        elif line.step is None:
             retired, flight = flight[: len(flight) - line.groups], flight[len(flight) - line.groups :]
             for step in retired:
                 touch(_registers(step), position)
@@ -74,7 +81,9 @@ def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> dict[str, tuple[int, i
     for value in role.values:
         if value.carried and value.group in lives:
             lives[value.group] = (-1, len(lines))
-    return lives
+    for held in until:
+        lives[held] = (lives[held][0], len(lines))
+    return lives, until
 
 
 def _registers(step: Step) -> tuple[str, ...]:
@@ -84,6 +93,7 @@ def _registers(step: Step) -> tuple[str, ...]:
 def _live(
     lines: Sequence[Line],
     lives: Mapping[str, tuple[int, int]],
+    until: Mapping[str, int],
     members: Mapping[str, Sequence[Value]],
     position: int,
 ) -> int:
@@ -93,6 +103,7 @@ def _live(
     piecewise = step is not None and step.kind != "gemm"
     total = 0 if step is None else step.scratch_registers
     for group, (first, last) in lives.items():
-        if first <= position <= last and not (piecewise and first == position):
+        held = position <= until.get(group, -1)
+        if held or (first <= position <= last and not (piecewise and first == position)):
             total += members[group][0].registers
     return total

@@ -17,10 +17,11 @@ from qlagen.schedule.steps import RoleSteps
 
 @dataclass(frozen=True)
 class Line:
-    """A step, or a wait that leaves `groups` wgmma groups in flight."""
+    """A step, or a wait that leaves `groups` wgmma groups in flight. `lag`: done so many iterations later."""
 
     step: Step | None
     groups: int = 0
+    lag: int = 0
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,20 @@ class Step:
     """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands. An
     inverse (I + L)^-1 reads -L; one of `heads` reads what `share` made of the matrix that the heads have in common."""
 
-    kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse", "share", "inverse_heads"]
+    kind: Literal[
+        "gemm",
+        "map",
+        "fetch",
+        "gather",
+        "cast",
+        "turn",
+        "vector",
+        "put",
+        "scan",
+        "inverse",
+        "share",
+        "inverse_heads",
+    ]
     name: str
     reads: tuple[str, ...] = ()
     rings: tuple[str, ...] = ()
@@ -90,6 +103,8 @@ class Step:
     """Gates and masks that `expr` names."""
     lookups: tuple[tuple[str, str], ...] = ()
     """Gate name to ring: the cumulative log gate's, or for ``total`` the ``from_start`` vector that it ends."""
+    vectors: tuple[tuple[str, str], ...] = ()
+    """Rings of vectors that `expr` names, and the register values that hold them; other vectors are read in place."""
     below: bool = False
     """Of a [C, C] result only entries below the diagonal are read: it needs no mask, nor the blocks above."""
     left: str | None = None
@@ -141,6 +156,8 @@ class Instruction:
     ring: str | None = None
     side: Literal["consumer", "producer"] = "consumer"
     """Which phase a wait expects: consumers wait for the fill, producers for the release."""
+    lag: int = 0
+    """How many iterations later it is done; what is left over is done behind the loop."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +238,7 @@ class Schedule:
     modelled_clocks: int
     """Of an iteration of the first compute role."""
     busiest_clocks: int
-    """Of the compute role that takes longest."""
+    """Of the compute role that takes longest, or of the tensor cores, which all roles share, when that is more."""
     delays: tuple[tuple[str, int], ...]
     candidates: int
     """Distinct legal issue orders that were ranked."""

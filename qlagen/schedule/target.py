@@ -39,21 +39,28 @@ class PlanCosts:
 
     start: int
     """A CTA's start and end."""
+    empty: int
+    """A CTA that finds nothing to do."""
     launch: int
+    search: int
+    """Weighing the lengths of packed sequences on the device."""
     join: int
     """Carrying a state over one segment."""
     undecayed_percent: int
     """Of the heads: those whose segments need a map."""
     warm_chunks: int
     """Chunks after which the other heads have forgotten their state."""
+    long_percent: int
+    """Of packed calls: those that are mostly one long sequence."""
     tie_percent: int
-    chunks: tuple[tuple[str, int, int], ...]
-    """(kind of kernel, value tile, nanoseconds of a chunk)."""
+    chunks: tuple[tuple[str, int, int, int], ...]
+    """(kind of kernel, value tile, nanoseconds of a chunk with all CTAs on an SM that fit, and with one)."""
 
-    def chunk_nanoseconds(self, kind: str, value_tile: int) -> int:
-        """Of a kernel with a state: that of the nearest tile known; 0 for a kernel of another kind."""
-        known = [(abs(tile - value_tile), tile, time) for name, tile, time in self.chunks if name == kind]
-        return min(known)[2] if known else 0
+    def chunk_nanoseconds(self, kind: str, value_tile: int) -> tuple[int, int]:
+        """Of a kernel with a state, SMs full and with one CTA: those of the nearest tile known; 0 for other kinds."""
+        known = [(abs(tile - value_tile), tile, times) for name, tile, *times in self.chunks if name == kind]
+        full, alone = min(known)[2] if known else (0, 0)
+        return full, alone
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,11 @@ def _read_clocks(table: Table) -> Clocks:
 def _read_plan(table: Table) -> PlanCosts:
     chunks = {f"{kind}_v{tile}": (kind, tile) for kind in ("carried", "segment") for tile in (128, 64)}
     names = tuple(name for name in PlanCosts.__dataclass_fields__ if name != "chunks")
-    table.check_keys((*chunks, *names))
+    table.check_keys((*chunks, *names), optional=tuple(f"{name}_alone" for name in chunks))
     numbers = {name: table.integer(name, 0, 100 if name.endswith("percent") else _MOST) for name in names}
-    times = tuple((kind, tile, table.integer(name, 1, _MOST)) for name, (kind, tile) in chunks.items())
-    return PlanCosts(**numbers, chunks=times)
+    times = []
+    for name, (kind, tile) in chunks.items():
+        full = table.integer(name, 1, _MOST)
+        alone = f"{name}_alone"
+        times.append((kind, tile, full, table.integer(alone, 1, _MOST) if alone in table.values else full))
+    return PlanCosts(**numbers, chunks=tuple(times))

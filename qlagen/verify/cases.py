@@ -59,6 +59,8 @@ class Case:
     """A sequence all of whose inputs are NaN. What it gives is not judged, but no other sequence may feel it."""
     scale: float | None = None
     """Value of the arguments without heads; None for their default."""
+    segments: int | None = None
+    """Segments that each sequence is cut into, where an implementation can and its chunks allow; None: as it likes."""
 
     @property
     def batch(self) -> int:
@@ -267,6 +269,20 @@ GPU: tuple[Case, ...] = (
         )
     ),
     Case("many short", (16,) * 160, packed=True, key_heads=1, value_heads=2),
+    *(
+        replace(case, name=f"{case.name}, cut into {case.segments}")
+        for case in (
+            Case("equal", (1024, 1024), segments=2),
+            Case("equal, gate zero", (1000, 1000, 1000), gate="zero", segments=5, initial_state=False),
+            Case("ragged", RAGGED, packed=True, padding=5, segments=3),
+            Case("ragged, gate mixed", RAGGED, packed=True, gate="mixed", segments=16, state_v_first=True),
+            Case("ragged fp16", RAGGED, packed=True, dtype="float16", gate="zero", segments=4),
+            Case("one long 2:8", (2048,), gate="model", key_heads=2, value_heads=8, segments=32),
+            Case("one long, gate zero 2:8", (2048,), gate="zero", key_heads=2, value_heads=8, segments=8),
+            Case("one sequence NaN", (650, 700, 0, 640), packed=True, padding=9, spoiled=1, segments=4),
+            Case("keys similar, factor high", (640,), keys="similar", factor="high", gate="zero", segments=3),
+        )
+    ),
 )
 """For kernels on a GPU: the small cases too, and head counts and lengths of real models."""
 

@@ -3,6 +3,7 @@
 The operator is a callable with the library's public signature: the spec's inputs by name, then ``initial_state``,
 ``output_final_state``, ``cu_seqlens`` and ``state_v_first``; it returns (o, final_state). Where it takes ``out`` and
 ``final_state_out``, it is given buffers full of NaN; otherwise memory that was NaN a moment ago is left for it to find.
+Where it takes ``auto_cp``, that is the number of segments that a case asks for.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def verify_problem(operator: Operator, problem: Problem, implementation: str, de
     arguments = torch_arguments(problem, device)
     accepted = inspect.signature(operator).parameters
     poisoned = _poison(problem, device)
-    arguments |= {name: buffer for name, buffer in poisoned.items() if name in accepted}
-    del poisoned
+    options = poisoned if problem.case.segments is None else {**poisoned, "auto_cp": problem.case.segments}
+    arguments |= {name: value for name, value in options.items() if name in accepted}
+    del poisoned, options
     try:
         output, state = operator(**arguments)
     except Exception as fault:  # the operator is under test: whatever it raises is a verdict on it

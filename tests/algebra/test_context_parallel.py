@@ -128,7 +128,8 @@ class TestStateForms:
         return tuple(found)
 
     def test_with_the_inverse_at_hand_a_product_of_it_and_the_keys_leaves_the_chain(self) -> None:
-        form, *_ = state_forms(derivation("gated_delta_rule"), self.saved("gated_delta_rule"))
+        found = derivation("gated_delta_rule")
+        form, *_ = state_forms(found, found.chosen.state, self.saved("gated_delta_rule"))
         assert form.chain_gemms == 2
         assert form.multiply_adds == 64 * 64 * 128 + 2 * 64 * 128 * 128
         assert show(form.state).startswith("total(G) * S + (K^T @ (")
@@ -137,7 +138,7 @@ class TestStateForms:
     @pytest.mark.parametrize("name", [*NAMES, *FAMILY])
     def test_they_make_the_next_state(self, name: str) -> None:
         chosen = derivation(name).chosen.state
-        for form in state_forms(derivation(name), self.saved(name)):
+        for form in state_forms(derivation(name), chosen, self.saved(name)):
             assert form.bound < 1e-11
             env = chunk_values(spec(name), SIZES)
             got, want = evaluate((form.state, chosen), env, SIZES["C"], Float64(), sizes=SIZES)

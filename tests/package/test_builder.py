@@ -249,7 +249,8 @@ def test_warmup(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(builder, "compile_kernel", slow_compiler)
     paths = chunk_simple_gla.warmup()
     names = [f"{kernel.name}_bfloat16" for kernel in OPERATORS["simple_gla"].kernels]
-    assert [path.name.split("-")[0] for path in paths] == [*names, "tables_int32", "unit_vectors_float32"]
+    shared = ["tables_int32", "unit_vectors_float32", "join_float32"]
+    assert [path.name.split("-")[0] for path in paths] == [*names, *shared]
     assert {path.parent for path in paths} == {caches[1]}
     monkeypatch.setattr(builder, "compile_kernel", None)
     assert chunk_simple_gla.warmup() == paths

@@ -163,7 +163,7 @@ def test_explain_kernels() -> None:
         f"  gated_delta_rule_prepare_tile: 8 CTAs (persistent, {prepare.ctas_per_sm} on each of 132 SMs at most)",
         "  gated_delta_rule_forward_v64: 8 CTAs (4 segments x heads, tile of 64 columns, all at once on 132 SMs)",
         "  sequences stay whole (cutting them is not faster, by the model)",
-        "  modelled: 7 us without the prepare kernels",
+        "  modelled: 11 us without the prepare kernels",
     ]
 
 
@@ -173,10 +173,10 @@ def test_explain_a_cut() -> None:
     assert re.search(r"gated_delta_rule_segment_v\d+: \d+ CTAs \(32 segments x heads, tile of", text)
     assert "join: 64 CTAs (carries states over the segments that do not forget them)" in text
     assert "each sequence is cut into 4 segments, where its chunks allow (auto_cp=4)" in text
-    times = r"modelled: (\d+) us without the prepare kernels \(states \d+, join \d+, forward \d+, launches 5\)"
-    found = re.search(times + "; whole: 772 us", text)
+    times = r"modelled: (\d+) us without the prepare kernels \(states \d+, join \d+, forward \d+, idle 5\)"
+    found = re.search(times + "; whole: 750 us", text)
     assert found is not None
-    assert int(found[1]) < 772
+    assert int(found[1]) < 750
     assert "segments, where its chunks allow (the model's choice)" in str(
         chunk_gated_delta_rule.explain(**shapes(32768, 8))
     )
@@ -198,7 +198,7 @@ def test_explain_an_operator_without_segments(monkeypatch: pytest.MonkeyPatch) -
     programs = tuple(program for program in operator.programs if program.variants[0].kind != "segment")
     monkeypatch.setitem(choose.OPERATORS, "gated_delta_rule", replace(operator, name="other", programs=programs))
     text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), auto_cp=4))
-    assert "sequences stay whole: this operator has no kernel for segments" in text
+    assert "sequences stay whole: this operator has no kernels for segments" in text
 
 
 def test_workers_are_no_more_than_the_work() -> None:

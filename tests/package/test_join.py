@@ -13,7 +13,7 @@ from qlagen.verify.emulator import Mode
 from tests.package.shared_kernels import join_kernel
 
 HEADS = 2
-MODES = (Mode(), Mode(seed=1))
+MODES = (Mode(), Mode(late=True), Mode(late=True, seed=1))
 
 
 def join(chains: Tensor, states: Tensor, joined: Tensor, key_dim: int, value_dim: int) -> None:

@@ -9,20 +9,17 @@ import pytest
 
 from qla_ops.runtime import choose, costs, loader
 from qla_ops.runtime.choose import OPERATORS, call_plan, plan_kernels
-from qla_ops.runtime.plan import (
-    AUTOMATIC,
+from qla_ops.runtime.model import (
     CANDIDATES,
-    NEVER,
-    Plan,
     Weights,
     candidate_lengths,
-    choose_plan,
     cut_groups,
     forward_time,
     join_time,
     segment_time,
     span,
 )
+from qla_ops.runtime.plan import AUTOMATIC, NEVER, Plan, choose_plan, idle_time, only
 from qla_ops.runtime.records import Operator, Segments
 
 OPERATOR = OPERATORS["gated_delta_rule"]
@@ -121,6 +118,8 @@ def test_no_kernel_for_segments() -> None:
         assert chosen.segment is None
         assert chosen.cutting.segments == 1
     assert loader.JOIN not in dict(loader.needed(operator, "bfloat16"))
+    narrow = replace(OPERATOR, dims=(("C", 64), ("K", 32), ("V", 128)))
+    assert plan(1, 32768, 8, operator=narrow).segment is None
     assert loader.JOIN in dict(loader.needed(OPERATOR, "bfloat16"))
 
 
@@ -201,3 +200,26 @@ def test_times_grow_with_the_work() -> None:
     joins = [join_time(model, cut_groups([(1, 512)], 0, parts, 0)) for parts in range(1, 30)]
     assert joins[:3] == [0, 0, costs.JOIN]
     assert all(first <= second for first, second in pairwise(joins))
+
+
+def test_idle_kernels_cost_time() -> None:
+    """Where equal lengths fill the GPU, packed calls do not pay for cuts that they hardly ever need."""
+    assert plan(4, 8192, 64, packed=True).segment is None
+    model = plan(16, 2048, 8, packed=True).cutting
+    whole = cut_groups([(16, 32)], 32, 0, 0)
+    idle = [idle_time(model.weights, whole, segments) for segments in (16, 40, 400)]
+    assert 2 * costs.LAUNCH < idle[0] < idle[1] < idle[2]
+
+
+def test_variants_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_PLANS", {})
+    free = call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4)
+    seen = set()
+    for forward in ("forward_v128", "forward_v64"):
+        for segment in ("segment_v128", "segment_v64"):
+            with only(forward, segment):
+                chosen = call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4)
+            assert chosen.segment is not None
+            seen.add((chosen.forward.module, chosen.segment.module))
+    assert len(seen) == 4
+    assert call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4) is free

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, NEVER, Cutting, Weights, choose_length
+from qla_ops.runtime.model import Weights, choose_length
+from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, NEVER, Cutting
 from qlagen.verify.emulator import Mode
 from tests.package.shared_kernels import check_tables, make_tables
 from tests.package.test_metadata import CHUNK, CPU, PACKED, WRONG
@@ -19,12 +20,13 @@ EIGHT_HEADS = Weights(
     forward_ctas=16,
     forward_slots=132,
     segment_chunk=1000,
+    segment_alone=900,
     state_ctas=16,
     map_ctas=16,
     segment_slots=264,
     join_step=700,
     join_ctas=64,
-    join_slots=132,
+    processors=132,
     start=4000,
     share=256,
     warm_chunks=6,

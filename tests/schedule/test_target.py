@@ -22,6 +22,17 @@ def test_limits_of_a_cta() -> None:
     assert target.register_pool(256, 1) == 65536
 
 
+def test_costs_of_plans() -> None:
+    """Of kernels with a state, for the nearest tile that was measured; others have none."""
+    plan = load_target("sm_90a").plan
+    assert plan.chunk_nanoseconds("carried", 128) > plan.chunk_nanoseconds("carried", 64) > (0, 0)
+    full, alone = plan.chunk_nanoseconds("segment", 64)
+    assert full > alone > 0
+    assert plan.chunk_nanoseconds("segment", 32) == (full, alone)
+    assert plan.chunk_nanoseconds("carried", 256) == plan.chunk_nanoseconds("carried", 128)
+    assert plan.chunk_nanoseconds("chunk_parallel", 128) == (0, 0)
+
+
 def test_an_unknown_target() -> None:
     assert target_names() == ("sm_90a",)
     with pytest.raises(QlagenError, match="E-TARGET") as caught:
@@ -38,3 +49,5 @@ def test_a_target_file_with_a_fault() -> None:
         parse_target(text.replace("scan = ", "scam = "), "t.toml")
     with pytest.raises(QlagenError, match="E-VALUE"):
         parse_target(text.replace("granule = 8", "granule = 0"), "t.toml")
+    with pytest.raises(QlagenError, match="E-VALUE"):
+        parse_target(text.replace("undecayed_percent = 25", "undecayed_percent = 101"), "t.toml")

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,21 @@ def test_output_buffers_are_poisoned() -> None:
     assert [row.ok for row in rows] == [False, False]
     assert rows[0].place == Place(None, 0)
     assert math.isinf(rows[1].error)
+
+
+def test_segments_are_asked_for_where_the_operator_takes_them() -> None:
+    sound = oracle_operator(SPEC)
+    seen = []
+
+    def cutting(*, auto_cp: bool | int = True, **given: object):
+        seen.append(auto_cp)
+        return sound(**given)
+
+    cut = replace(PROBLEM, case=replace(PROBLEM.case, segments=3))
+    for problem in (PROBLEM, cut):
+        assert all(row.ok for row in verify_problem(cutting, problem, "takes it"))
+        assert all(row.ok for row in verify_problem(lambda **given: sound(**given), problem, "does not"))
+    assert seen == [True, 3]
 
 
 def test_arguments_have_the_types_that_the_case_asks_for() -> None:

@@ -13,7 +13,7 @@ from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call
 from qla_ops.runtime.errors import ImplementationUnavailableError, bad_argument
 from qla_ops.runtime.log import note_fallback
-from qla_ops.runtime.plan import Plan, choose_plan
+from qla_ops.runtime.plan import Plan, choose_plan, forced
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.tracing import constant_while_traced
 
@@ -124,7 +124,7 @@ def call_plan(
     if packed:
         step = 1 << max(tokens.bit_length() - 5, 0)
         tokens = -(-tokens // step) * step
-    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts)
+    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts, forced())
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= _REMEMBERED:

@@ -1,5 +1,5 @@
 // Makes the tables of packed sequences (see qla_ops/runtime/metadata.py) in one launch of one block: chunks first, then
-// the segments into which sequences are cut, for which it weighs lengths by the formula of qla_ops/runtime/plan.py.
+// the segments into which sequences are cut, for which it weighs lengths by the formula of qla_ops/runtime/model.py.
 //
 // Offsets that are out of range or fall back are put right on the way: start at 0, never decrease, end at `tokens` at
 // most. What the other kernels read from these tables therefore never leads them outside a tensor.
@@ -17,15 +17,15 @@ constexpr int64_t kNever = INT64_MAX;
 
 static char error_buf[256];
 
-// `Weights` of plan.py.
+// `Weights` of model.py.
 struct Weights {
   int forward_chunk, forward_ctas, forward_slots;
-  int segment_chunk, state_ctas, map_ctas, segment_slots;
-  int join_step, join_ctas, join_slots;
+  int segment_chunk, segment_alone, state_ctas, map_ctas, segment_slots;
+  int join_step, join_ctas, processors;
   int start, share, warm_chunks;
 };
 
-// `Cut` of plan.py, over the sequences that are cut.
+// `Cut` of model.py, over the sequences that are cut.
 struct Cut {
   int segments, longest, joints, inner, joint_chunks, inner_chunks, warm_chunks, longest_joint, most, chains;
 };
@@ -88,35 +88,44 @@ __device__ __forceinline__ int find(const int* boundaries, int count, int place)
   return low;
 }
 
-// `CANDIDATES` of plan.py: 1 to 8, then four in each power of two.
+// `CANDIDATES` of model.py: 1 to 8, then four in each power of two.
 __device__ __forceinline__ int candidate(int index) {
   return index < 8 ? index + 1 : (5 + (index - 8) % 4) << ((index - 8) / 4 + 1);
 }
 
-// `span` of plan.py.
+// `span` of model.py.
 __device__ __forceinline__ int64_t span(int ctas, int64_t work, int64_t chain, int slots) {
   const int64_t turns = (ctas + slots - 1) / slots * chain;
   if (ctas <= slots || work >= ctas * chain - ctas * chain / 8) return turns;
   return min(turns, max(chain, work / slots + chain / 2));
 }
 
-// Nanoseconds of the kernels that depend on the cut, by the formula of plan.py.
+// Nanoseconds of the kernels that depend on the cut, by the formula of model.py. All lanes of a warp come together: half
+// of them price the forward kernel, the others the segment kernel, since divisions take their time.
 __device__ __forceinline__ int64_t price(const Cut& cut, const Weights& w, int chunks) {
-  const int64_t start = w.start;
-  const auto work = [&](int64_t count, int64_t ctas) { return count * w.segment_chunk + ctas * start; };
-  int64_t all = (static_cast<int64_t>(chunks) * w.forward_chunk + cut.segments * start) * w.forward_ctas;
-  int64_t time = span(cut.segments * w.forward_ctas, all, static_cast<int64_t>(cut.longest) * w.forward_chunk + start,
-                      w.forward_slots);
-  if (cut.joints == 0) return time;
-  const int64_t whole =
-      w.state_ctas * work(cut.joint_chunks, cut.joints) + w.map_ctas * work(cut.inner_chunks, cut.inner);
-  const int64_t brief = w.state_ctas * work(cut.warm_chunks, cut.joints);
-  all = (w.share * whole + (kShares - w.share) * brief) / kShares;
   const int maps = static_cast<int>(static_cast<int64_t>(cut.inner) * w.map_ctas * w.share / kShares);
-  time += span(cut.joints * w.state_ctas + maps, all, static_cast<int64_t>(cut.longest_joint) * w.segment_chunk + start,
-               w.segment_slots);
+  int ctas = cut.joints * w.state_ctas + maps;
+  const int64_t chunk = ctas <= w.processors ? w.segment_alone : w.segment_chunk;
+  const auto work_of = [&](int64_t all, int64_t each) { return all * chunk + each * w.start; };
+  const int64_t whole =
+      w.state_ctas * work_of(cut.joint_chunks, cut.joints) + w.map_ctas * work_of(cut.inner_chunks, cut.inner);
+  const int64_t brief = w.state_ctas * work_of(cut.warm_chunks, cut.joints);
+  int64_t work = (w.share * whole + (kShares - w.share) * brief) / kShares;
+  int64_t chain = cut.longest_joint * chunk + w.start;
+  int slots = w.segment_slots;
+  const bool forward = threadIdx.x % 32 < 16;
+  if (forward) {
+    ctas = cut.segments * w.forward_ctas;
+    work = static_cast<int64_t>(chunks) * w.forward_chunk + static_cast<int64_t>(cut.segments) * w.start;
+    work *= w.forward_ctas;
+    chain = static_cast<int64_t>(cut.longest) * w.forward_chunk + w.start;
+    slots = w.forward_slots;
+  }
+  int64_t time = span(ctas, work, chain, slots);
+  if (!forward && cut.joints == 0) time = 0;
+  time += __shfl_xor_sync(kAll, static_cast<long long>(time), 16);
   const int joins = static_cast<int>(static_cast<int64_t>(cut.chains) * w.join_ctas * w.share / kShares);
-  return time + static_cast<int64_t>(max(cut.most - 2, 0)) * w.join_step * max(1, rounded_up(joins, w.join_slots));
+  return time + static_cast<int64_t>(max(cut.most - 2, 0)) * w.join_step * max(1, rounded_up(joins, w.processors));
 }
 
 // The sums for segments of `length` chunks at most; the lanes of a warp share the work. `whole` sequences, of `longest`
@@ -152,13 +161,13 @@ __device__ __forceinline__ Cut cut_sequences(const int* lengths, int count, int 
 }
 
 // The chunks per segment of the cheapest cut into `segments` at most, the longest on a tie.
-__device__ __forceinline__ int choose_length(const int* chunk_offsets, int sequences, int segments, int longest,
+__device__ __forceinline__ int choose_length(const int* chunk_at, int sequences, int segments, int longest,
                                              const Weights& weights, int* warps) {
   __shared__ int lengths[1024];
   __shared__ int kept[1];  // how many sequences are in `lengths`
   __shared__ long long prices[32];
   const int thread = static_cast<int>(threadIdx.x);
-  const int chunks = chunk_offsets[sequences];
+  const int chunks = chunk_at[sequences];
   // No cut into segments of `length` has fewer than chunks / length of them. Sequences that no possible cut divides
   // need no second look.
   const int length = max(1, rounded_up(longest, candidate(thread % 32)));
@@ -168,7 +177,7 @@ __device__ __forceinline__ int choose_length(const int* chunk_offsets, int seque
   __syncthreads();
   int longest_of_thread = 0;
   for (int n = thread; n < sequences; n += kThreads) {
-    const int own = chunk_offsets[n + 1] - chunk_offsets[n];
+    const int own = chunk_at[n + 1] - chunk_at[n];
     if (own <= shortest) {
       longest_of_thread = max(longest_of_thread, own);
     } else {
@@ -194,9 +203,9 @@ __device__ __forceinline__ int choose_length(const int* chunk_offsets, int seque
   return max(1, rounded_up(longest, candidate(best)));
 }
 
-// cu_seqlens and chunk_offsets. Returns the chunks of the longest sequence.
-__device__ __forceinline__ int make_offsets(const int* given, int* cu_seqlens, int* chunk_offsets, int wide,
-                                            int sequences, int tokens, int chunk, int* warps) {
+// Offsets of sequences in tokens and in chunks. Returns the chunks of the longest sequence.
+__device__ __forceinline__ int make_offsets(const int* given, int* token_at, int* chunk_at, int wide, int sequences,
+                                            int tokens, int chunk, int* warps) {
   __shared__ int ends[1024];
   const int thread = static_cast<int>(threadIdx.x);
   int end_before = 0;
@@ -215,8 +224,8 @@ __device__ __forceinline__ int make_offsets(const int* given, int* cu_seqlens, i
     longest = max(longest, own);
     const int chunks = scan<true>(own, warps, total);
     if (n <= sequences) {
-      cu_seqlens[n] = end;
-      chunk_offsets[n] = chunks_before + chunks;
+      token_at[n] = end;
+      chunk_at[n] = chunks_before + chunks;
     }
     end_before = max(end_before, last);
     chunks_before += total;
@@ -226,28 +235,28 @@ __device__ __forceinline__ int make_offsets(const int* given, int* cu_seqlens, i
   return longest_of_all;
 }
 
-// sequence_segments and chains.
-__device__ __forceinline__ void cut(const int* chunk_offsets, int* sequence_segments, int* chains, int sequences,
-                                    int chain_count, int parts, int length, int* warps) {
+// Offsets of sequences in segments, and chains.
+__device__ __forceinline__ void cut(const int* chunk_at, int* segment_at, int* chains, int sequences, int chain_count,
+                                    int parts, int length, int* warps) {
   const int thread = static_cast<int>(threadIdx.x);
   int segments_before = 0;
   int chains_before = 0;
   for (int group = 0; group < sequences; group += kThreads) {
     const int n = group + thread;
-    const int chunks = n < sequences ? chunk_offsets[n + 1] - chunk_offsets[n] : 0;
+    const int chunks = n < sequences ? chunk_at[n + 1] - chunk_at[n] : 0;
     const int own = n < sequences ? max(1, parts > 0 ? min(parts, chunks) : rounded_up(chunks, length)) : 0;
     int total = 0;
     const int segments = segments_before + scan<true>(own, warps, total);
     segments_before += total;
     const int chain = chains_before + scan<true>(own > 2, warps, total) - 1;
     chains_before += total;
-    if (n < sequences) sequence_segments[n + 1] = segments;
+    if (n < sequences) segment_at[n + 1] = segments;
     if (own > 2 && chain < chain_count) {
       chains[2 * chain] = segments - own - n;
       chains[2 * chain + 1] = own - 1;
     }
   }
-  if (thread == 0) sequence_segments[0] = 0;
+  if (thread == 0) segment_at[0] = 0;
   for (int chain = chains_before + thread; chain < chain_count; chain += kThreads) {
     chains[2 * chain] = chains[2 * chain + 1] = 0;
   }
@@ -258,28 +267,41 @@ extern "C" __global__ void __launch_bounds__(1024) tables_kernel(
     int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide, int sequences, int tokens,
     int chunk, int chunk_count, int segments, int chain_count, int parts, Weights weights) {
   __shared__ int warps[32];
+  // Copies of short tables, which are read again and again.
+  __shared__ int tokens_kept[1024];
+  __shared__ int chunks_kept[1024];
+  __shared__ int segments_kept[1024];
+  const bool small = sequences < kThreads;
+  int* token_at = small ? tokens_kept : cu_seqlens;
+  int* chunk_at = small ? chunks_kept : chunk_offsets;
+  int* segment_at = small ? segments_kept : sequence_segments;
   const int thread = static_cast<int>(threadIdx.x);
-  const int longest = make_offsets(given, cu_seqlens, chunk_offsets, wide, sequences, tokens, chunk, warps);
+  const int longest = make_offsets(given, token_at, chunk_at, wide, sequences, tokens, chunk, warps);
   __syncthreads();
-  for (int slot = thread; slot < chunk_count; slot += kThreads) {
-    const int n = find(chunk_offsets, sequences, slot);
-    const int first = n < sequences ? cu_seqlens[n] + (slot - chunk_offsets[n]) * chunk : 0;
-    chunk_first[slot] = first;
-    chunk_rows[slot] = n < sequences ? min(chunk, cu_seqlens[n + 1] - first) : 0;
+  if (small && thread <= sequences) {
+    cu_seqlens[thread] = token_at[thread];
+    chunk_offsets[thread] = chunk_at[thread];
   }
-  const int length = parts > 0 ? 1 : choose_length(chunk_offsets, sequences, segments, longest, weights, warps);
-  cut(chunk_offsets, sequence_segments, chains, sequences, chain_count, parts, length, warps);
+  for (int slot = thread; slot < chunk_count; slot += kThreads) {
+    const int n = find(chunk_at, sequences, slot);
+    const int first = n < sequences ? token_at[n] + (slot - chunk_at[n]) * chunk : 0;
+    chunk_first[slot] = first;
+    chunk_rows[slot] = n < sequences ? min(chunk, token_at[n + 1] - first) : 0;
+  }
+  const int length = parts > 0 ? 1 : choose_length(chunk_at, sequences, segments, longest, weights, warps);
+  cut(chunk_at, segment_at, chains, sequences, chain_count, parts, length, warps);
   __syncthreads();
   for (int segment = thread; segment <= segments; segment += kThreads) {
-    const int n = find(sequence_segments, sequences, segment);
-    int start = chunk_offsets[n];
-    int token = cu_seqlens[n];
+    const int n = find(segment_at, sequences, segment);
+    int start = chunk_at[n];
+    int token = token_at[n];
     if (n < sequences) {
-      const int64_t own = chunk_offsets[n + 1] - start;
-      const int before = static_cast<int>((segment - sequence_segments[n]) * own /
-                                          (sequence_segments[n + 1] - sequence_segments[n]));
+      const int64_t before_times_parts = static_cast<int64_t>(segment - segment_at[n]) * (chunk_at[n + 1] - start);
+      const int own = segment_at[n + 1] - segment_at[n];
+      const int before = before_times_parts <= INT32_MAX ? static_cast<int>(before_times_parts) / own
+                                                         : static_cast<int>(before_times_parts / own);
       start += before;
-      token = min(token + before * chunk, cu_seqlens[n + 1]);
+      token = min(token + before * chunk, token_at[n + 1]);
     }
     segment_offsets[segment] = token;
     segment_chunks[segment] = start;
@@ -291,15 +313,23 @@ extern "C" TL_EXPORT const char* get_last_error() { return error_buf; }
 
 extern "C" TL_EXPORT int init() { return 0; }
 
-extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows, int* sequence_segments, int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide, int sequences, int tokens, int chunk, int chunk_count, int segments, int chain_count, int parts, int forward_chunk, int forward_ctas, int forward_slots, int segment_chunk, int state_ctas, int map_ctas, int segment_slots, int join_step, int join_ctas, int join_slots, int start, int share, int warm_chunks, cudaStream_t stream) {
-  const Weights weights = {forward_chunk, forward_ctas, forward_slots, segment_chunk, state_ctas, map_ctas, segment_slots,
-                           join_step, join_ctas, join_slots, start, share, warm_chunks};
+extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows,
+    int* sequence_segments, int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide,
+    int sequences, int tokens, int chunk, int chunk_count, int segments, int chain_count, int parts, int
+    forward_chunk, int forward_ctas, int forward_slots, int segment_chunk, int segment_alone, int state_ctas, int
+    map_ctas, int segment_slots, int join_step, int join_ctas, int processors, int start, int share, int
+    warm_chunks, cudaStream_t stream) {
+  const Weights weights = {forward_chunk, forward_ctas, forward_slots, segment_chunk, segment_alone, state_ctas,
+                           map_ctas, segment_slots, join_step, join_ctas, processors, start, share,
+                           warm_chunks};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(1, 1, 1);
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = 0;
   config.stream = stream;
-  cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first, chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences, tokens, chunk, chunk_count, segments, chain_count, parts, weights);
+  cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first,
+      chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences,
+      tokens, chunk, chunk_count, segments, chain_count, parts, weights);
   if (status != cudaSuccess) {
     snprintf(error_buf, sizeof(error_buf), "tables_kernel: %s", cudaGetErrorString(status));
     return -1;

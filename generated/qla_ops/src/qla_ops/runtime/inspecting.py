@@ -24,7 +24,7 @@ from qla_ops.runtime.choose import (
     workers,
 )
 from qla_ops.runtime.environment import cache_folder
-from qla_ops.runtime.plan import AUTOMATIC, JOIN_COLUMNS, NEVER, Plan, Times, cta_count, variants
+from qla_ops.runtime.plan import AUTOMATIC, JOIN_COLUMNS, NEVER, Plan, Times, can_cut, cta_count
 from qla_ops.runtime.records import Kernel, Operator
 
 _NOT_OF_A_CALL = ("use_qk_l2norm_in_kernel", "strict", "impl")
@@ -153,8 +153,8 @@ def _carried(kernel: Kernel, columns: int, segments: int, value_heads: int, proc
 
 def _plan_lines(call: Call, plan: Plan) -> tuple[str, ...]:
     """Whether sequences are cut, why, and what the model says of it and of the opposite."""
-    if not variants(call.operator, "segment"):
-        return ("sequences stay whole: this operator has no kernel for segments",)
+    if not can_cut(call.operator):
+        return ("sequences stay whole: this operator has no kernels for segments",)
     packed = call.cu_seqlens is not None
     if plan.segment is None:
         why = "auto_cp=False" if call.parts == NEVER else "cutting them is not faster, by the model"
@@ -175,9 +175,9 @@ def _plan_lines(call: Call, plan: Plan) -> tuple[str, ...]:
 
 
 def _times(times: Times) -> str:
-    if not times.launches:
+    if not times.idle:
         return f"{times.total / 1000:.0f} us without the prepare kernels"
-    parts = (("states", times.segment), ("join", times.join), ("forward", times.forward), ("launches", times.launches))
+    parts = (("states", times.segment), ("join", times.join), ("forward", times.forward), ("idle", times.idle))
     text = ", ".join(f"{name} {time / 1000:.0f}" for name, time in parts)
     return f"{times.total / 1000:.0f} us without the prepare kernels ({text})"
 

@@ -14,7 +14,8 @@ from typing import Any
 from qla_ops.runtime.builder import build, is_library, library_stem
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import LoadError
-from qla_ops.runtime.plan import Weights, variants
+from qla_ops.runtime.model import Weights
+from qla_ops.runtime.plan import can_cut
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.toolchain import find_toolchain, missing_loader, missing_tools
 
@@ -101,7 +102,7 @@ def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]
     """Every kernel that calls of an operator may need, with the data type it is built for."""
     if not operator.kernels:
         return ()
-    shared = tuple(kernel for kernel in SHARED if kernel is not JOIN or variants(operator, "segment"))
+    shared = tuple(kernel for kernel in SHARED if kernel is not JOIN or can_cut(operator))
     return tuple(
         [(kernel, data_type) for kernel in operator.kernels] + [(kernel, kernel.data_types[0]) for kernel in shared]
     )

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime import loader
-from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, Cutting, choose_length
+from qla_ops.runtime.model import choose_length
+from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, Cutting
 
 _CACHE_ENTRIES = 64
 

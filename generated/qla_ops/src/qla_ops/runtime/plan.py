@@ -4,59 +4,36 @@ A kernel that carries a state has a CTA for each sequence, value head and tile o
 GPU idle, so sequences are cut into segments that run at once: one pass makes the state that each segment leaves behind
 when it starts from zero, and its map where its gates do not forget; then the states are carried through the maps; then
 the forward kernel runs all segments. That is more work in less time, or not: a model of the time decides. Its numbers
-come from the target's file (see `costs` and `Kernel.chunk_nanoseconds`); the kernel `tables.cu` weighs the lengths of
-packed sequences, which the host does not know, by the same formula.
+come from the target's file (see `costs` and `Kernel.chunk_nanoseconds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
 
 from qla_ops.runtime import costs
+from qla_ops.runtime.model import (
+    SHARES,
+    Cut,
+    Groups,
+    Weights,
+    candidate_lengths,
+    cut_groups,
+    forward_time,
+    join_time,
+    segment_time,
+)
 from qla_ops.runtime.records import Kernel, Operator
 
 JOIN_COLUMNS = 16
 """Value columns of a CTA of `join.cu`."""
-SHARES = 1024
-"""What `Weights.share` is a part of."""
-CANDIDATES = tuple(range(1, 9)) + tuple((5 + i % 4) << (i // 4 + 1) for i in range(24))
-"""Numbers of segments of the longest sequence that are weighed: 1 to 8, then four in each power of two, up to 512."""
+JOIN_KEYS = (64, 128)
+"""K that it is written for."""
 AUTOMATIC, NEVER = 0, 1
 """`parts` of a call beside 2, 3, ...: the model decides; sequences stay whole."""
-
-LONG = 1024
-"""With more sequences than this that could be cut the GPU is full, and `tables.cu` cuts none."""
-
-Groups = tuple[tuple[int, int], ...]
-"""Lengths of sequences: (how many, chunks of each)."""
-
-
-class Weights(NamedTuple):
-    """What the times of a plan are made of, as integers; times in nanoseconds. `tables.cu` takes them by name."""
-
-    forward_chunk: int
-    """Of a forward CTA for a chunk."""
-    forward_ctas: int
-    """For each segment: value heads times value tiles."""
-    forward_slots: int
-    """Forward CTAs that run at once."""
-    segment_chunk: int
-    state_ctas: int
-    """Of the segment kernel for each segment but the last of its sequence."""
-    map_ctas: int
-    """And for those that are not the first either."""
-    segment_slots: int
-    join_step: int
-    join_ctas: int
-    """For each sequence of three segments or more."""
-    join_slots: int
-    start: int
-    share: int
-    """Heads, of 1024, whose segments need a map."""
-    warm_chunks: int
 
 
 @dataclass(frozen=True)
@@ -74,41 +51,18 @@ CUT_NOTHING = Cutting(0, NEVER, Weights(*(0 for _ in Weights._fields)))
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Sums over sequences of which each is cut into balanced segments; l is a segment's chunks at most."""
-
-    segments: int
-    longest: int
-    """Largest l."""
-    joints: int
-    """Segments that are not the last of their sequence."""
-    inner: int
-    """Those that are not the first either."""
-    joint_chunks: int
-    """Sum of l over the joints."""
-    inner_chunks: int
-    warm_chunks: int
-    """Sum over the joints of l, but `Weights.warm_chunks` at most."""
-    longest_joint: int
-    """Largest l of a sequence with a joint."""
-    most: int
-    """Segments of one sequence at most."""
-    chains: int
-    """Sequences of three segments or more."""
-
-
-@dataclass(frozen=True)
 class Times:
     """Modelled times of a plan's kernels, in nanoseconds; the prepare kernels are the same in every plan."""
 
     forward: int
     segment: int = 0
     join: int = 0
-    launches: int = 0
+    idle: int = 0
+    """Launches, CTAs without work, and weighing the lengths on the device."""
 
     @property
     def total(self) -> int:
-        return self.forward + self.segment + self.join + self.launches
+        return self.forward + self.segment + self.join + self.idle
 
 
 @dataclass(frozen=True)
@@ -124,92 +78,11 @@ class Plan:
     """For each distribution of lengths that was weighed."""
 
 
-def cut_groups(groups: Iterable[tuple[int, int]], length: int, parts: int, warm: int) -> Cut:
-    """Sequences cut into n = max(1, ceil(chunks / length)) segments, or, where `parts` is given, min(parts, chunks)."""
-    sums = dict.fromkeys((field.name for field in fields(Cut)), 0)
-    for count, chunks in groups:
-        n = max(1, min(parts, chunks) if parts else -(-chunks // length))
-        most_chunks = -(-chunks // n)
-        joints, inner = count * (n - 1), count * max(n - 2, 0)
-        sums["segments"] += count * n
-        sums["longest"] = max(sums["longest"], most_chunks)
-        sums["joints"] += joints
-        sums["inner"] += inner
-        sums["joint_chunks"] += joints * most_chunks
-        sums["inner_chunks"] += inner * most_chunks
-        sums["warm_chunks"] += joints * min(most_chunks, warm)
-        sums["longest_joint"] = max(sums["longest_joint"], most_chunks if n > 1 else 0)
-        sums["most"] = max(sums["most"], n)
-        sums["chains"] += count if n > 2 else 0
-    return Cut(**sums)
-
-
-def span(ctas: int, work: int, chain: int, slots: int) -> int:
-    """Time of CTAs of which `slots` run at once, the longest for `chain`, all together for `work`.
-
-    CTAs of about one length run in turns. Otherwise the longest one starts, on average, when half of the rest is done.
-    """
-    turns = -(-ctas // slots) * chain
-    if ctas <= slots or work >= ctas * chain - ctas * chain // 8:
-        return turns
-    return min(turns, max(chain, work // slots + chain // 2))
-
-
-def forward_time(weights: Weights, cut: Cut, chunks: int) -> int:
-    """Nanoseconds of the forward kernel; `chunks` of all sequences."""
-    chain = cut.longest * weights.forward_chunk + weights.start
-    work = (chunks * weights.forward_chunk + cut.segments * weights.start) * weights.forward_ctas
-    return span(cut.segments * weights.forward_ctas, work, chain, weights.forward_slots)
-
-
-def segment_time(weights: Weights, cut: Cut) -> int:
-    """Nanoseconds of the segment kernel: heads that forget run a few chunks, others all, and their map's too."""
-    if cut.joints == 0:
-        return 0
-    whole = weights.state_ctas * _chunk_work(weights, cut.joint_chunks, cut.joints)
-    whole += weights.map_ctas * _chunk_work(weights, cut.inner_chunks, cut.inner)
-    short = weights.state_ctas * _chunk_work(weights, cut.warm_chunks, cut.joints)
-    work = (weights.share * whole + (SHARES - weights.share) * short) // SHARES
-    ctas = cut.joints * weights.state_ctas + cut.inner * weights.map_ctas * weights.share // SHARES
-    chain = cut.longest_joint * weights.segment_chunk + weights.start
-    return span(ctas, work, chain, weights.segment_slots)
-
-
-def _chunk_work(weights: Weights, chunks: int, ctas: int) -> int:
-    return chunks * weights.segment_chunk + ctas * weights.start
-
-
-def join_time(weights: Weights, cut: Cut) -> int:
-    """Nanoseconds of the join kernel: one step after another for the segments between the first and the last."""
-    ctas = cut.chains * weights.join_ctas * weights.share // SHARES
-    return max(cut.most - 2, 0) * weights.join_step * max(1, -(-ctas // weights.join_slots))
-
-
-def candidate_lengths(longest: int) -> Iterator[int]:
-    """Chunks per segment that are weighed, falling; `longest`: chunks of the longest sequence."""
-    last = 0
-    for parts in CANDIDATES:
-        length = max(1, -(-longest // parts))
-        if length != last:
-            yield length
-        last = length
-
-
-def choose_length(lengths: Sequence[int], segments: int, weights: Weights) -> int:
-    """What `tables.cu` chooses for sequences of `lengths` chunks: chunks per segment of the cheapest cut into
-    `segments` at most, the longest on a tie."""
-    longest, chunks = max(lengths, default=0), sum(lengths)
-    tried = [length for length in candidate_lengths(longest) if length * segments >= chunks]
-    if sum(chunks > min(tried) for chunks in lengths) > LONG:
-        return max(1, longest)
-    groups = [(1, each) for each in lengths]
-    cuts = [(length, cut_groups(groups, length, 0, weights.warm_chunks)) for length in tried]
-    prices = [
-        (forward_time(weights, cut, chunks) + segment_time(weights, cut) + join_time(weights, cut), length)
-        for length, cut in cuts
-        if cut.segments <= segments
-    ]
-    return min(prices, key=lambda item: item[0])[1]
+def idle_time(weights: Weights, cut: Cut, segments: int) -> int:
+    """Nanoseconds of two more launches, and of the segment kernel's CTAs without work in a grid for `segments`."""
+    busy = cut.joints * weights.state_ctas + cut.inner * weights.map_ctas * weights.share // SHARES
+    empty = segments * (weights.state_ctas + weights.map_ctas) - busy
+    return 2 * costs.LAUNCH + costs.EMPTY * empty // weights.segment_slots
 
 
 def choose_plan(
@@ -217,14 +90,18 @@ def choose_plan(
 ) -> Plan:
     """The plan of a call. `tokens`: of all sequences; packed ones may have any lengths, others are equally long.
 
-    The lengths of packed sequences are not known to the host: both all equal and one long sequence among very short
-    ones are weighed, and the plan is taken that loses least against the best one, at worst.
+    The lengths of packed sequences are not known to the host: all equal and one long sequence among very short ones are
+    weighed, and the plan is taken that loses least against the best one for each, on average.
     """
     distributions = _distributions(operator.chunk, sequences, tokens, packed)
     limit = tokens // operator.chunk + sequences
     plans = list(_plans(operator, distributions, value_heads, processors, parts, limit, packed))
     best = [min(plan.times[i].total for plan in plans) for i in range(len(distributions))]
-    losses = [max(time.total / max(1, least) for time, least in zip(plan.times, best, strict=True)) for plan in plans]
+    rare = costs.LONG_PERCENT / 100 if len(distributions) > 1 else 0.0
+    losses = []
+    for plan in plans:
+        even, *long = (times.total / max(1, least) for times, least in zip(plan.times, best, strict=True))
+        losses.append((1 - rare) * even + rare * sum(long))
     good = min(losses) * (1 + costs.TIE_PERCENT / 100)
     return next(plan for plan, loss in zip(plans, losses, strict=True) if loss <= good)
 
@@ -249,9 +126,9 @@ def _plans(
 ) -> Iterator[Plan]:
     """Plans worth weighing, the simplest first: fewer kernels, then wider tiles."""
     forwards, segments = variants(operator, "carried"), variants(operator, "segment")
-    parts = parts if segments else NEVER
+    parts = parts if can_cut(operator) else NEVER
     whole = [cut_groups(groups, 0, 1, 0) for groups in distributions]
-    totals = [_total(groups) for groups in distributions]
+    totals = [sum(count * chunks for count, chunks in groups) for groups in distributions]
     for forward in forwards if parts in (AUTOMATIC, NEVER) else ():
         weights = _weights(operator, forward, None, value_heads, processors)
         times = tuple(Times(forward_time(weights, cut, chunks)) for cut, chunks in zip(whole, totals, strict=True))
@@ -267,12 +144,13 @@ def _plans(
         count = max(cut.segments for cut, _ in found)
         if packed and parts:
             count = max(whole[0].segments, min(whole[0].segments * parts, limit))
-        times = tuple(time for _, time in found)
         if count > whole[0].segments:
+            search = costs.SEARCH if packed and not parts else 0
+            times = tuple(replace(time, idle=search + idle_time(weights, cut, count)) for cut, time in found)
             chosen = parts if packed else found[0][0].most
             yield Plan(forward, segment, Cutting(count, parts, weights), chosen, times)
         elif parts:
-            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, times)
+            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, tuple(time for _, time in found))
 
 
 def _cuts(groups: Groups, parts: int, enough: int) -> list[Cut]:
@@ -290,38 +168,60 @@ def _cuts(groups: Groups, parts: int, enough: int) -> list[Cut]:
 def _cheapest(weights: Weights, cuts: Sequence[Cut], chunks: int) -> tuple[Cut, Times]:
     """The cheapest cut, the coarser one on a tie, and its times."""
     found = [
-        (
-            cut,
-            Times(
-                forward_time(weights, cut, chunks),
-                segment_time(weights, cut),
-                join_time(weights, cut),
-                2 * costs.LAUNCH,
-            ),
-        )
+        (cut, Times(forward_time(weights, cut, chunks), segment_time(weights, cut), join_time(weights, cut)))
         for cut in cuts
     ]
     return min(found, key=lambda item: item[1].total)
 
 
+def can_cut(operator: Operator) -> bool:
+    """Whether the operator has kernels for segments and `join.cu` takes its sizes."""
+    sizes = operator.sizes
+    return bool(variants(operator, "segment")) and sizes["K"] in JOIN_KEYS and sizes["V"] % JOIN_COLUMNS == 0
+
+
 def variants(operator: Operator, kind: str) -> tuple[Kernel, ...]:
-    """Its kernels of a kind, the widest value tile first."""
-    return tuple(sorted((k for k in operator.kernels if k.kind == kind), key=lambda kernel: -kernel.value_tile))
+    """Its kernels of a kind, the widest value tile first; see `only`."""
+    found = [kernel for kernel in operator.kernels if kernel.kind == kind]
+    named = [kernel for kernel in found if kernel.module.rpartition(".")[2] in _ONLY]
+    return tuple(sorted(named or found, key=lambda kernel: -kernel.value_tile))
+
+
+_ONLY: set[str] = set()
+
+
+@contextmanager
+def only(*names: str) -> Iterator[None]:
+    """Inside it, plans of operators that have kernels of these file names (``forward_v64``, ``segment_v128``) use no
+    other variants of them. For measuring and tests; it counts for all threads."""
+    before = set(_ONLY)
+    _ONLY.update(names)
+    try:
+        yield
+    finally:
+        _ONLY.clear()
+        _ONLY.update(before)
+
+
+def forced() -> frozenset[str]:
+    """The names that `only` was given; whoever remembers plans must remember them too."""
+    return frozenset(_ONLY)
 
 
 def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_heads: int, processors: int) -> Weights:
     value_dim, key_dim = operator.sizes["V"], operator.sizes["K"]
     weights = Weights(
-        forward_chunk=forward.chunk_nanoseconds,
+        forward_chunk=forward.chunk_nanoseconds[0],
         forward_ctas=cta_count(forward, value_dim, value_heads),
         forward_slots=processors * forward.ctas_per_sm,
         segment_chunk=0,
+        segment_alone=0,
         state_ctas=0,
         map_ctas=0,
         segment_slots=1,
         join_step=costs.JOIN,
         join_ctas=value_heads * -(-value_dim // JOIN_COLUMNS),
-        join_slots=processors,
+        processors=processors,
         start=costs.START,
         share=0,
         warm_chunks=costs.WARM_CHUNKS,
@@ -330,7 +230,8 @@ def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_
         return weights
     skips = operator.segments is not None and operator.segments.skips
     return weights._replace(
-        segment_chunk=segment.chunk_nanoseconds,
+        segment_chunk=segment.chunk_nanoseconds[0],
+        segment_alone=segment.chunk_nanoseconds[1],
         state_ctas=cta_count(segment, value_dim, value_heads),
         map_ctas=cta_count(segment, key_dim, value_heads),
         segment_slots=processors * segment.ctas_per_sm,
@@ -341,7 +242,3 @@ def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_
 def cta_count(kernel: Kernel, columns: int, sequence_heads: int) -> int:
     """CTAs of a kernel with a carried state."""
     return sequence_heads * -(-columns // kernel.value_tile)
-
-
-def _total(groups: Groups) -> int:
-    return sum(count * chunks for count, chunks in groups)

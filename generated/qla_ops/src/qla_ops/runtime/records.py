@@ -72,8 +72,8 @@ class Kernel:
     value_tile: int
     ctas_per_sm: int
     data_types: tuple[str, ...]
-    chunk_nanoseconds: int = 0
-    """Modelled time that a CTA with a state takes for a chunk."""
+    chunk_nanoseconds: tuple[int, int] = (0, 0)
+    """Modelled time that a CTA with a state takes for a chunk: with all CTAs on an SM that fit, and with one."""
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
