@@ -49,6 +49,8 @@ def candidate_constants(context: Context) -> Entries:
         ("BLOCK", "16"),
         ("LANE_ENTRIES", "CHUNK // WARP"),
         ("HEADS", str(options.heads)),
+        ("KEYS", str(options.keys)),
+        ("HEADS_PER_KEY", "HEADS // KEYS"),
         ("QUAD", "4"),
         ("LANE_STEPS", str(WARP.bit_length() - 1)),
         ("SCAN_FLOOR", "-128.0"),

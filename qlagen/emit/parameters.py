@@ -24,7 +24,7 @@ _LOCAL = (
     " sequence_before sequence_after opens follows closes"
     " segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
-    " ratio groups units group head heads load_heads clear_tiles head_inverse sums lane_sum lane_before part row_sums"
+    " ratio groups units group head heads keys load_heads clear_tiles head_inverse sums lane_sum lane_before part row_sums"
     " accumulated inverse blocks"
 )
 _CXX = (
@@ -39,7 +39,7 @@ RESERVED = frozenset((*_LOCAL.split(), *_CXX.split(), *keyword.kwlist))
 def parameters(context: Context) -> tuple[TensorView, ...]:
     """Tensor parameters in order: loads, tables, states to start from, stores, the final state."""
     program = context.schedule.program
-    loads = tuple(_tensor(o.tensor) for o in program.operations if isinstance(o, Load))
+    loads = tuple(_tensor(o.tensor) for o in program.operations if isinstance(o, Load) and o.key == 0)
     stores = tuple(_tensor(store.tensor) for store in program.stores)
     if not context.carried:
         chunks = (_view(name, ("chunk_count",), '"int32"') for name in ("chunk_first", "chunk_rows"))
@@ -102,7 +102,7 @@ def token_stores(context: Context) -> tuple[Store, ...]:
 def check_names(context: Context) -> None:
     """Raises E-EMIT-NAME when a tensor or scalar has a name that the kernel's text uses itself."""
     program = context.schedule.program
-    tensors = [o.tensor.name for o in program.operations if isinstance(o, Load)]
+    tensors = [o.tensor.name for o in program.operations if isinstance(o, Load) and o.key == 0]
     names = (*tensors, *(store.tensor.name for store in program.stores), *program.scalars)
     for name in names:
         if name in RESERVED or (name.isupper() and len(name) > 1):

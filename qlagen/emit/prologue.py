@@ -22,8 +22,10 @@ def prologue(context: Context) -> Entries:
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")
-        groups = ("groups", "T.truncdiv(ratio + HEADS - 1, HEADS)")
-        return (ratio, groups, ("units", f"{'key_heads * ' if shared else ''}groups"), *loop)
+        each = "HEADS" if context.keys == 1 else "HEADS_PER_KEY"
+        groups = ("groups", f"T.truncdiv(ratio + {each} - 1, {each})")
+        keys = "key_heads" if context.keys == 1 else "T.truncdiv(key_heads + KEYS - 1, KEYS)"
+        return (ratio, groups, ("units", f"{keys} * groups" if shared else "groups"), *loop)
     own = _chunks(tensors) if context.segment is None else _warm_up(context.segment)
     return (*_place(tensors), *_neighbours(), *own)
 

@@ -32,6 +32,17 @@ OPERATOR = Operator(
             name="prepare",
             variants=(
                 Kernel(
+                    name="delta_rule_prepare_pair",
+                    module="delta_rule.prepare_pair",
+                    tensors=("k", "beta", "chunk_first", "chunk_rows", "segment_chunks", "a"),
+                    scalars=(("workers", "int32"), ("has_spare_chunks", "int32")),
+                    dynamic=("tokens", "key_heads", "value_heads", "segment_bounds", "chunk_count"),
+                    kind="chunk_parallel",
+                    value_tile=128,
+                    ctas_per_sm=2,
+                    data_types=("bfloat16", "float16"),
+                ),
+                Kernel(
                     name="delta_rule_prepare_tile",
                     module="delta_rule.prepare_tile",
                     tensors=("k", "beta", "chunk_first", "chunk_rows", "segment_chunks", "a"),

@@ -33,6 +33,17 @@ OPERATOR = Operator(
             name="prepare",
             variants=(
                 Kernel(
+                    name="gated_delta_rule_prepare_pair",
+                    module="gated_delta_rule.prepare_pair",
+                    tensors=("k", "g", "beta", "chunk_first", "chunk_rows", "segment_chunks", "a", "g_cum"),
+                    scalars=(("workers", "int32"), ("has_spare_chunks", "int32")),
+                    dynamic=("tokens", "key_heads", "value_heads", "segment_bounds", "chunk_count"),
+                    kind="chunk_parallel",
+                    value_tile=128,
+                    ctas_per_sm=2,
+                    data_types=("bfloat16", "float16"),
+                ),
+                Kernel(
                     name="gated_delta_rule_prepare_tile",
                     module="gated_delta_rule.prepare_tile",
                     tensors=("k", "g", "beta", "chunk_first", "chunk_rows", "segment_chunks", "a", "g_cum"),
