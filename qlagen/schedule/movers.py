@@ -50,8 +50,8 @@ def assign_movers(
 
 def _stored(rings: Iterable[Ring], orders: Mapping[str, Sequence[Line]]) -> list[Ring]:
     """Rings to store, in the order in which they are filled: a warp that stores several does so as they come."""
-    steps = [line for lines in orders.values() for line in lines if line.step is not None]
-    filled = {line.step.ring_out: (line.lag, position) for position, line in enumerate(steps) if line.step is not None}
+    steps = [line.step for lines in orders.values() for line in lines if line.step is not None]
+    filled = {step.ring_out: position for position, step in enumerate(steps)}
     return sorted((ring for ring in rings if ring.store is not None), key=lambda ring: filled[ring.name])
 
 

@@ -121,8 +121,6 @@ class Machine:
             result = self._slot(step.rings[0], iteration).reshape(self.values[step.writes or ""].shape)
         elif step.kind in ("cast", "turn", "put", "share"):
             result = self._register(step.reads[0])
-            if step.kind == "put" and step.writes is None and self.values[step.reads[0]].transposed_view:
-                result = result.T
             turned = {self.values[name].transposed_view for name in (step.reads[0], step.writes) if name}
             assert step.kind not in ("cast", "turn") or (step.kind == "turn") == (len(turned) == 2)
         elif step.kind == "scan":
