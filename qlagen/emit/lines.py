@@ -19,7 +19,7 @@ from qlagen.emit.context import (
     stage,
     stage_head,
 )
-from qlagen.emit.maps import comment_of, gather_view, map_view, vector_view
+from qlagen.emit.maps import comment_of, map_view, vector_view
 from qlagen.emit.matrices import fetched_matrices, put_matrices
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Instruction, Ring, Role, Step
@@ -271,7 +271,6 @@ _STEPS: dict[str, Callable[[Context, Role, Step], views.Line]] = {
     "gemm": _gemm,
     "map": map_view,
     "fetch": _fetch,
-    "gather": lambda context, role, step: gather_view(context, step),
     "cast": _cast,
     "turn": _turn,
     "vector": lambda context, role, step: vector_view(context, step),

@@ -149,18 +149,6 @@ class Put(Line):
 
 
 @dataclass(frozen=True)
-class Gather(Line):
-    """A vector from shared memory to the registers of those threads that need its entries."""
-
-    macro = "gather"
-    out: str
-    index: str
-    length: str
-    source: str
-    comment: Comment
-
-
-@dataclass(frozen=True)
 class Vector(Line):
     macro = "vector"
     out: str

@@ -75,20 +75,7 @@ class Step:
     """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands. An
     inverse (I + L)^-1 reads -L; one of `heads` reads what `share` made of the matrix that the heads have in common."""
 
-    kind: Literal[
-        "gemm",
-        "map",
-        "fetch",
-        "gather",
-        "cast",
-        "turn",
-        "vector",
-        "put",
-        "scan",
-        "inverse",
-        "share",
-        "inverse_heads",
-    ]
+    kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse", "share", "inverse_heads"]
     name: str
     reads: tuple[str, ...] = ()
     rings: tuple[str, ...] = ()
@@ -103,8 +90,6 @@ class Step:
     """Gates and masks that `expr` names."""
     lookups: tuple[tuple[str, str], ...] = ()
     """Gate name to ring: the cumulative log gate's, or for ``total`` the ``from_start`` vector that it ends."""
-    vectors: tuple[tuple[str, str], ...] = ()
-    """Rings of vectors that `expr` names, and the register values that hold them; other vectors are read in place."""
     below: bool = False
     """Of a [C, C] result only entries below the diagonal are read: it needs no mask, nor the blocks above."""
     left: str | None = None

@@ -117,12 +117,9 @@ class Machine:
     def _compute(self, role: Role, step: Step, iteration: int) -> None:
         if step.kind == "fetch":
             result = self._slot(step.rings[0], iteration)
-        elif step.kind == "gather":
-            result = self._slot(step.rings[0], iteration).reshape(self.values[step.writes or ""].shape)
         elif step.kind in ("cast", "turn", "put", "share"):
             result = self._register(step.reads[0])
-            turned = {self.values[name].transposed_view for name in (step.reads[0], step.writes) if name}
-            assert step.kind not in ("cast", "turn") or (step.kind == "turn") == (len(turned) == 2)
+            assert (step.kind == "turn") == self.values[step.reads[0]].transposed_view
         elif step.kind == "scan":
             result = np.cumsum(self._slot(step.rings[0], iteration))
         elif step.kind == "inverse":
@@ -183,9 +180,6 @@ class _Expression:
             return self._gate(self.gates[ref.name])
         if ref.name in self.step.reads:
             return self.machine._register(ref.name)
-        held = dict(self.step.vectors).get(ref.name)
-        if held is not None:
-            return self.machine._register(held)
         if ref.name in self.step.rings:
             vector = self.machine._slot(ref.name, self.iteration)
             if ref.along is None:
