@@ -10,8 +10,6 @@ from qlagen.errors import QlagenError
 from qlagen.schedule.model import Schedule
 
 _LANES = 32
-_OF_BEFORE = ("step > 0", "iterations > 0")
-"""Tests before what is done for the iteration before, in the loop and behind it."""
 
 
 def check_text(text: str, schedule: Schedule) -> None:
@@ -26,9 +24,6 @@ def check_text(text: str, schedule: Schedule) -> None:
             message = f"barrier {name} is made for {found[name].count} arrivals, its schedule says {count}"
             raise QlagenError("E-ARRIVALS", message)
     for name, barrier in found.items():
-        if barrier.left_over != barrier.late:
-            message = f"barrier {name}: {barrier.late} arrivals come late, {barrier.left_over} behind the loop"
-            raise QlagenError("E-ARRIVALS", message)
         if barrier.count != barrier.arrivals:
             raise QlagenError(
                 "E-ARRIVALS",
@@ -39,12 +34,8 @@ def check_text(text: str, schedule: Schedule) -> None:
 
 @dataclass
 class TextBarrier:
-    """`late`: the arrivals that are made for the iteration before; `left_over`: those of the last iteration."""
-
     count: int
     arrivals: int = 0
-    late: int = 0
-    left_over: int = 0
 
 
 def read_barriers(text: str) -> dict[str, TextBarrier]:
@@ -108,24 +99,13 @@ class _Reader:
 
     def visit(self, body: list[ast.stmt], first: int, end: int, lanes: int) -> None:
         for node in body:
-            if isinstance(node, ast.If) and ast.unparse(node.test) in _OF_BEFORE:
-                for name in _arrivals_within(node):
-                    self._count_late(self.barriers[name], ast.unparse(node.test), (end - first) // _LANES)
-            elif isinstance(node, ast.If):
+            if isinstance(node, ast.If):
                 self._branch(node, first, end, lanes)
             elif isinstance(node, ast.For):
                 self.visit(node.body, first, end, lanes)
             else:
                 for name in _arrivals(node):
                     self.barriers[name].arrivals += (end - first) * lanes // _LANES
-
-    def _count_late(self, barrier: TextBarrier, condition: str, arrivals: int) -> None:
-        """One elected arrival per warp, for the iteration before, or for the last one behind the loop."""
-        if condition == _OF_BEFORE[0]:
-            barrier.late += arrivals
-            barrier.arrivals += arrivals
-        else:
-            barrier.left_over += arrivals
 
     def _branch(self, node: ast.If, first: int, end: int, lanes: int) -> None:
         bound = self._thread_bound(node.test)
@@ -148,13 +128,6 @@ def _callee(node: ast.expr) -> str | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr
     return None
-
-
-def _arrivals_within(node: ast.If) -> Iterator[str]:
-    """Names of the barriers that the statements of a branch arrive on."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Expr):
-            yield from _arrivals(inner)
 
 
 def _arrivals(node: ast.stmt) -> Iterator[str]:

@@ -141,8 +141,6 @@ class Instruction:
     ring: str | None = None
     side: Literal["consumer", "producer"] = "consumer"
     """Which phase a wait expects: consumers wait for the fill, producers for the release."""
-    lag: int = 0
-    """How many iterations later it is done; what is left over is done behind the loop."""
 
 
 @dataclass(frozen=True)
