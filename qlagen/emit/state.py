@@ -27,9 +27,7 @@ def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
     condition, out = _target(context, role)
     load = views.LoadState(tile, rows, columns, sources, form, role_warp(role))
     joins = (_join(role),) if context.segment is not None else ()
-    return (*joins, load), (
-        views.StoreState(tile, columns, condition, out, role_warp(role)),
-    )
+    return (*joins, load), (views.StoreState(tile, columns, condition, out, role_warp(role)),)
 
 
 def _join(role: Role) -> views.Join:

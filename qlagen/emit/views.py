@@ -378,28 +378,10 @@ class Join(Line):
 
 
 @dataclass(frozen=True)
-class Clear(Line):
-    """Zeros in a register tile that the first iteration does not read, which TileLang cannot know."""
-
-    macro = "clear"
-    out: str
-
-
-@dataclass(frozen=True)
-class OfBefore(Line):
-    """Lines for the iteration before the one at hand, when there is one."""
-
-    macro = "of_before"
-    condition: str
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
 class Wait(Line):
     macro = "wait"
     barrier: str
     stages: str
-    step: str
     free: bool
 
 
@@ -408,7 +390,6 @@ class Arrive(Line):
     macro = "arrive"
     barrier: str
     stages: str
-    step: str
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A scheduled kernel: who does what, when, in which registers and which shared memory, and what synchronises them.
 
 Everything here is derived from a `Program` and an `Options` record by rule; the emitter only spells it. A kernel is a
-loop over iterations (the chunks of one sequence when the program carries a state, or of several, one after another;
-else work items of a persistent grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover roles are single warps.
+loop over iterations (the chunks of one segment, or of one after another, when the program carries a state, else work
+items of a persistent grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover
+roles are single warps.
 """
 
 from __future__ import annotations
@@ -143,8 +144,6 @@ class Instruction:
     ring: str | None = None
     side: Literal["consumer", "producer"] = "consumer"
     """Which phase a wait expects: consumers wait for the fill, producers for the release."""
-    lag: int = 0
-    """How many iterations later it is done; what is left over is done behind the loop."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from qlagen.program.ir import ElementExpr, Gate, Number, Ref
 from qlagen.schedule.model import Instruction, Role, Schedule, Step
-from qlagen.schedule.rounds import rounds
 
 Array = npt.NDArray[np.float64]
 
@@ -57,12 +56,13 @@ class Machine:
 
     def _role(self, role: Role) -> Iterator[bool]:
         """Yields after each instruction: whether it was done, or waits."""
-        flight: list[Step] = []
-        for instruction, iteration in rounds(role.body, len(self.memory)):
-            while not self._passes(instruction, iteration):
-                yield False
-            self._do(role, instruction, iteration, flight)
-            yield True
+        for iteration in range(len(self.memory)):
+            flight: list[Step] = []
+            for instruction in role.body:
+                while not self._passes(instruction, iteration):
+                    yield False
+                self._do(role, instruction, iteration, flight)
+                yield True
 
     def _passes(self, instruction: Instruction, iteration: int) -> bool:
         if instruction.kind != "wait":
