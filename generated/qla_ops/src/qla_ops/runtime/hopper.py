@@ -15,7 +15,7 @@ from torch import Tensor
 from qla_ops.runtime import loader
 from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, plan_kernels, workers
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import JOIN_COLUMNS, Plan
+from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, cta_count
 from qla_ops.runtime.records import Kernel, Operator
 
 _ALIGNMENT = 16
@@ -164,19 +164,31 @@ def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables) -> tupl
     """The kernels of a call, loaded. They depend on integers only, so they are remembered."""
     value_heads = o.shape[2]
     chosen = (plan.forward.name, plan.segment.name if plan.segment else None)
-    key = (operator.name, o.dtype, o.device.index, value_heads, tables.chunk_count, tables.chain_count, chosen)
+    counts = (tables.chunk_count, tables.segments, tables.joints, tables.chain_count)
+    key = (operator.name, o.dtype, o.device.index, value_heads, counts, chosen)
     if key not in _KNOWN:
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
-        columns = tables.chain_count * value_heads * -(-operator.sizes["V"] // JOIN_COLUMNS)
         launches = []
         for kernel in plan_kernels(operator, plan):
-            items = columns if kernel is loader.JOIN else tables.chunk_count * value_heads
+            items = _items(operator, kernel, tables, value_heads)
             if items > 0:
                 launches.append(_load(kernel, o.dtype, workers(kernel, items, processors)))
         _KNOWN[key] = tuple(launches)
     return _KNOWN[key]
+
+
+def _items(operator: Operator, kernel: Kernel, tables: Tables, value_heads: int) -> int:
+    """What the CTAs of a kernel share."""
+    key_dim, value_dim = operator.sizes["K"], operator.sizes["V"]
+    if kernel is loader.JOIN:
+        return tables.chain_count * value_heads * -(-value_dim // JOIN_COLUMNS)
+    if kernel.kind == "carried":
+        return cta_count(kernel, value_dim, tables.segments * value_heads)
+    if kernel.kind == "segment":
+        return cta_count(kernel, value_dim + key_dim, tables.joints * value_heads)
+    return tables.chunk_count * value_heads
 
 
 def _load(kernel: Kernel, data_type: torch.dtype, count: int) -> Launch:
