@@ -10,9 +10,6 @@ from qlagen.errors import QlagenError
 from qlagen.schedule.model import Schedule
 
 _LANES = 32
-_OF_BEFORE = ("step > 0", "step > T.max(done, 0)")
-_OF_LAST = "iterations > 0"
-"""Tests before what is done for the iteration before, in the loop and behind it."""
 
 
 def check_text(text: str, schedule: Schedule) -> None:
@@ -27,9 +24,6 @@ def check_text(text: str, schedule: Schedule) -> None:
             message = f"barrier {name} is made for {found[name].count} arrivals, its schedule says {count}"
             raise QlagenError("E-ARRIVALS", message)
     for name, barrier in found.items():
-        if barrier.left_over != barrier.late:
-            message = f"barrier {name}: {barrier.late} arrivals come late, {barrier.left_over} behind the loop"
-            raise QlagenError("E-ARRIVALS", message)
         if barrier.count != barrier.arrivals:
             raise QlagenError(
                 "E-ARRIVALS",
@@ -40,12 +34,8 @@ def check_text(text: str, schedule: Schedule) -> None:
 
 @dataclass
 class TextBarrier:
-    """`late`: the arrivals that are made for the iteration before; `left_over`: those of the last iteration."""
-
     count: int
     arrivals: int = 0
-    late: int = 0
-    left_over: int = 0
 
 
 def read_barriers(text: str) -> dict[str, TextBarrier]:
@@ -108,51 +98,34 @@ class _Reader:
             self.barriers[target.id] = TextBarrier(count)
 
     def visit(self, body: list[ast.stmt], first: int, end: int, lanes: int) -> None:
-        loops: list[dict[str, int]] = []
         for node in body:
-            if isinstance(node, ast.If) and ast.unparse(node.test) in (*_OF_BEFORE, _OF_LAST):
-                for name in _arrivals_within(node):
-                    self._count_late(self.barriers[name], ast.unparse(node.test), (end - first) // _LANES)
-            elif isinstance(node, ast.If):
+            if isinstance(node, ast.If):
                 self._branch(node, first, end, lanes)
             elif isinstance(node, ast.While):
-                self.visit(node.body, first, end, lanes)
+                self._walk(node.body, first, end, lanes)
             elif isinstance(node, ast.For):
-                made = self._made_by(node, first, end, lanes)
-                if ast.unparse(node.target) == "step":
-                    made = self._unless_counted(made, loops)
-                    loops.append(made)
-                for name, arrivals in made.items():
-                    self.barriers[name].arrivals += arrivals
+                self.visit(node.body, first, end, lanes)
             else:
                 for name in _arrivals(node):
                     self.barriers[name].arrivals += (end - first) * lanes // _LANES
 
+    def _walk(self, body: list[ast.stmt], first: int, end: int, lanes: int) -> None:
+        """One item after another. Of a role's loops over iterations each makes all arrivals, which count once."""
+        loops = [node for node in body if isinstance(node, ast.For) and ast.unparse(node.target) == "step"]
+        made = [self._made_by(loop, first, end, lanes) for loop in loops]
+        for name in self.barriers:
+            if len({arrivals[name] for arrivals in made}) > 1:
+                raise QlagenError("E-ARRIVALS", f"barrier {name} gets different arrivals from two loops of a role")
+        self.visit([node for node in body if node not in loops[1:]], first, end, lanes)
+
     def _made_by(self, loop: ast.For, first: int, end: int, lanes: int) -> dict[str, int]:
-        """The arrivals of a loop's body, which count here no more than anything else does."""
+        """The arrivals of a loop's body, which do not count yet."""
         before = {name: barrier.arrivals for name, barrier in self.barriers.items()}
         self.visit(loop.body, first, end, lanes)
         made = {name: barrier.arrivals - before[name] for name, barrier in self.barriers.items()}
         for name, barrier in self.barriers.items():
             barrier.arrivals = before[name]
-        return {name: arrivals for name, arrivals in made.items() if arrivals}
-
-    def _unless_counted(self, made: dict[str, int], loops: list[dict[str, int]]) -> dict[str, int]:
-        """A role's second loop does further iterations: it arrives as the first one does, or not at all."""
-        if not loops:
-            return made
-        if made and made != loops[0]:
-            names = ", ".join(sorted(set(made) ^ set(loops[0])) or sorted(made))
-            raise QlagenError("E-ARRIVALS", f"two loops of one role arrive differently on {names}")
-        return {}
-
-    def _count_late(self, barrier: TextBarrier, condition: str, arrivals: int) -> None:
-        """One elected arrival per warp, for the iteration before, or for the last one behind the loop."""
-        if condition in _OF_BEFORE:
-            barrier.late += arrivals
-            barrier.arrivals += arrivals
-        else:
-            barrier.left_over += arrivals
+        return made
 
     def _branch(self, node: ast.If, first: int, end: int, lanes: int) -> None:
         bound = self._thread_bound(node.test)
@@ -175,13 +148,6 @@ def _callee(node: ast.expr) -> str | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr
     return None
-
-
-def _arrivals_within(node: ast.If) -> Iterator[str]:
-    """Names of the barriers that the statements of a branch arrive on."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Expr):
-            yield from _arrivals(inner)
 
 
 def _arrivals(node: ast.stmt) -> Iterator[str]:

@@ -18,8 +18,8 @@ HEAD = {"key": "key_head", "value": "value_head"}
 STAGES = {"load": "LOAD_STAGES", "handover": "HANDOVER_STAGES", "output": "OUTPUT_STAGES", "inner": "INNER_STAGES"}
 WARP = 32
 DONE = "T.max(done, 0)"
-"""Iterations of a CTA's items before the one at hand, on a persistent grid: the rings run on from there. `done` is never
-negative; the maximum says so where remainders are taken."""
+"""Iterations of a CTA's items before the one at hand, on a persistent grid: the rings run on from there. The maximum
+says that it is not negative, so that remainders are cheap."""
 SWIZZLE_COLUMNS = 64
 """Columns of 16-bit values in one 128-byte swizzled row: a wider tile is several parts of that width."""
 
@@ -27,8 +27,6 @@ SWIZZLE_COLUMNS = 64
 @dataclass(frozen=True)
 class Context:
     schedule: Schedule
-    step: str = "step"
-    """The iteration that lines are for."""
     rings: dict[str, Ring] = field(init=False)
     values: dict[str, Value] = field(init=False)
     fragments: dict[str, Fragment] = field(init=False)
@@ -121,19 +119,19 @@ def ring_name(ring: Ring) -> str:
     return f"{ring.name}_ring"
 
 
-def stage(ring: Ring, step: str = "step") -> str:
+def stage(ring: Ring) -> str:
     """The slot of an iteration; a role's own ring has one."""
-    return "0" if ring.stage_class == "inner" else f"{step} % {STAGES[ring.stage_class]}"
+    return "0" if ring.stage_class == "inner" else f"step % {STAGES[ring.stage_class]}"
 
 
-def slot(ring: Ring, head: str = "head", step: str = "step") -> str:
+def slot(ring: Ring, head: str = "head") -> str:
     """The whole tile of an iteration, of one of its value heads where the ring has several."""
-    return f"{ring_name(ring)}[{stage_head(ring, head, step)}, {', '.join(':' for _ in ring.dims)}]"
+    return f"{ring_name(ring)}[{stage_head(ring, head)}, {', '.join(':' for _ in ring.dims)}]"
 
 
-def stage_head(ring: Ring, head: str, step: str = "step") -> str:
+def stage_head(ring: Ring, head: str) -> str:
     """The first indices of a ring's tile."""
-    return f"{stage(ring, step)}, {head}" if ring.heads > 1 else stage(ring, step)
+    return f"{stage(ring)}, {head}" if ring.heads > 1 else stage(ring)
 
 
 def entry(ring: Ring, index: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from qlagen import __version__
@@ -10,7 +9,7 @@ from qlagen.emit import file_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
-from qlagen.emit.lines import clear_lines, first_lines, late_lines, role_lines
+from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, loop_bounds, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
@@ -47,8 +46,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
     mover_registers = movers[0].registers if movers else None
     compute_views = tuple(_compute_role(context, role) for role in compute)
     mover_views = tuple(_mover_role(context, role) for role in movers)
-    loops = [loop for role in (*compute_views, *mover_views) for loop in role.loops]
-    lines = list(_flat(line for loop in loops for line in loop.lines))
+    lines = [line for role in (*compute_views, *mover_views) for loop in role.loops for line in loop.lines]
     entries = prologue(context)
     return file_views.KernelView(
         name=kernel_name(schedule),
@@ -77,14 +75,6 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         mover_increase=_increases(schedule, mover_registers),
         ctas_per_sm="CTAS_PER_SM" if schedule.options.ctas_per_sm > 1 else None,
     )
-
-
-def _flat(lines: Iterable[views.Line]) -> Iterator[views.Line]:
-    """Lines, and those inside them."""
-    for line in lines:
-        yield line
-        if isinstance(line, views.OfBefore):
-            yield from line.lines
 
 
 def _summary(schedule: Schedule) -> str:
@@ -130,9 +120,9 @@ def _compute_role(context: Context, role: Role) -> file_views.RoleView:
         once=clear_lines(context, role),
         items=item_count(context) if context.persistent else None,
         item=item_prologue(context),
-        before=(*before, *first_lines(context, role)),
+        before=before,
         loops=(file_views.LoopView(first, last, role_lines(context, role)),),
-        after=(*late_lines(context, role), *after, *_item_end(context)),
+        after=(*after, *_item_end(context)),
     )
 
 

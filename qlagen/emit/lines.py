@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import replace
 
 from qlagen.emit import views
 from qlagen.emit.context import (
-    DONE,
     STAGES,
     Context,
     end_thread,
@@ -20,7 +17,7 @@ from qlagen.emit.context import (
     stage,
     stage_head,
 )
-from qlagen.emit.maps import comment_of, gather_view, map_view, vector_view
+from qlagen.emit.maps import comment_of, map_view, vector_view
 from qlagen.emit.matrices import fetched_matrices, put_matrices
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Instruction, Ring, Role, Step
@@ -31,36 +28,9 @@ CHUNK_ROWS = 64
 
 def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """The loop body of a compute role."""
-    lines: list[views.Line] = []
-    for late, block in itertools.groupby(role.body, lambda instruction: instruction.lag):
-        if late:
-            first = DONE if context.persistent else "0"
-            lines.append(_of_before(context, role, tuple(block), f"step > {first}", "(step - 1)"))
-        else:
-            lines += (_line(context, role, instruction) for instruction in block)
+    lines = tuple(_line(context, role, instruction) for instruction in role.body)
     counted = any(isinstance(line, views.InverseHeads) for line in lines)
     return (views.Assign((ITEM, *head_counts(context))), *lines) if counted else tuple(lines)
-
-
-def late_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
-    """What the last iteration leaves to be done behind the loop."""
-    late = tuple(instruction for instruction in role.body if instruction.lag)
-    last = f"({DONE} + iterations - 1)" if context.persistent else "(iterations - 1)"
-    return (_of_before(context, role, late, "iterations > 0", last),) if late else ()
-
-
-def first_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
-    """What stands before the loop for instructions that are done an iteration later."""
-    late = [instruction.step for instruction in role.body if instruction.lag and instruction.step is not None]
-    return tuple(views.Clear(context.fragment(read)) for step in late for read in step.reads)
-
-
-def _of_before(
-    context: Context, role: Role, instructions: tuple[Instruction, ...], condition: str, step: str
-) -> views.Line:
-    """Instructions for the iteration before, if there is one."""
-    context = replace(context, step=step)
-    return views.OfBefore(condition, tuple(_line(context, role, instruction) for instruction in instructions))
 
 
 ITEM = ("item", "block + step * workers")
@@ -95,8 +65,8 @@ def barrier_line(context: Context, instruction: Instruction) -> views.Line:
     barrier = context.barriers[instruction.barrier]
     stages = STAGES[barrier.stage_class]
     if instruction.kind == "wait":
-        return views.Wait(barrier.name, stages, context.step, free=instruction.side == "producer")
-    return views.Arrive(barrier.name, stages, context.step)
+        return views.Wait(barrier.name, stages, free=instruction.side == "producer")
+    return views.Arrive(barrier.name, stages)
 
 
 def _line(context: Context, role: Role, instruction: Instruction) -> views.Line:
@@ -177,9 +147,7 @@ def _put(context: Context, role: Role, step: Step) -> views.Line:
     ring = _operand(context, step.ring_out)
     matrices = put_matrices(context, role, step)
     if step.writes is None:
-        return views.Put(
-            "", "", context.fragment(source), None, False, slot(ring, step=context.step), matrices, comment_of(step)
-        )
+        return views.Put("", "", context.fragment(source), None, False, slot(ring), matrices, comment_of(step))
     via = context.values[step.writes]
     rows, columns = context.extents(source)
     turned = via.transposed_view != context.values[source].transposed_view
@@ -189,7 +157,7 @@ def _put(context: Context, role: Role, step: Step) -> views.Line:
         source=context.fragment(source),
         via=context.fragment(via.name),
         turned=turned,
-        out=slot(ring, step=context.step),
+        out=slot(ring),
         matrices=matrices,
         comment=comment_of(step),
     )
@@ -290,7 +258,6 @@ _STEPS: dict[str, Callable[[Context, Role, Step], views.Line]] = {
     "gemm": _gemm,
     "map": map_view,
     "fetch": _fetch,
-    "gather": lambda context, role, step: gather_view(context, step),
     "cast": _cast,
     "turn": _turn,
     "vector": lambda context, role, step: vector_view(context, step),

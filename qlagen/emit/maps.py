@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qlagen.emit.context import TILE, Context, entry, ring_name, role_warp, stage
 from qlagen.emit.expressions import broken, factors, product, render, strictest
 from qlagen.emit.matrices import is_accumulator
-from qlagen.emit.views import Comment, Decay, Gather, GateVector, Map, MapLoop, Vector
+from qlagen.emit.views import Comment, Decay, GateVector, Map, MapLoop, Vector
 from qlagen.errors import QlagenError
 from qlagen.program.ir import ElementExpr, Gate, Number, Ref
 from qlagen.schedule.model import Role, Step
@@ -60,9 +60,6 @@ class MapText:
             return ref.name
         if ref.along is not None:
             index = self.row if ref.along == "rows" else self.column
-            held = dict(self.step.vectors).get(ref.name)
-            if held is not None:
-                return f"{self.context.fragment(held)}[{index}]"
             return entry(self.context.rings[ref.name], index)
         value = self.context.values[ref.name]
         index = "column, row" if value.transposed_view else f"row, {self.column_text}"
@@ -196,14 +193,6 @@ def _last_entries(context: Context, step: Step) -> tuple[tuple[str, str], ...]:
     lookups = dict(step.lookups)
     totals = [gate.name for gate in step.gates if gate.kind == "total"]
     return tuple((f"{name}_last[0]", entry(context.rings[lookups[name]], "CHUNK - 1")) for name in totals)
-
-
-def gather_view(context: Context, step: Step) -> Gather:
-    """A vector that a map reads from registers."""
-    assert step.writes is not None
-    ring = context.rings[step.rings[0]]
-    index = "row" if context.values[step.writes].shape[1] == 1 else "column"
-    return Gather(context.fragment(step.writes), index, TILE[ring.dims[0]], entry(ring, index), comment_of(step))
 
 
 def vector_view(context: Context, step: Step) -> Vector:

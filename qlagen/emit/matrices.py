@@ -18,7 +18,7 @@ def fetched_matrices(context: Context, role: Role, step: Step) -> views.Matrices
     """How a fetch is done by ldmatrix; None where it cannot be, or the layout of its registers is not known."""
     ring = context.rings[step.rings[0]]
     turned = step.writes is not None and context.values[step.writes].transposed_view
-    return _moved("load_turned", role, ring, context.step) if turned and _is_turned_tile(role, ring) else None
+    return _moved("load_turned", role, ring) if turned and _is_turned_tile(role, ring) else None
 
 
 def put_matrices(context: Context, role: Role, step: Step) -> views.Matrices | None:
@@ -28,16 +28,16 @@ def put_matrices(context: Context, role: Role, step: Step) -> views.Matrices | N
     if context.values[value].dtype != "data":
         return None
     if context.values[value].transposed_view:
-        return _moved("store_turned", role, ring, context.step) if _is_turned_tile(role, ring) else None
+        return _moved("store_turned", role, ring) if _is_turned_tile(role, ring) else None
     fits = _is_swizzled(ring) and ring.shape[0] == WARP_ROWS * role.warps
-    return _moved("store_tile", role, ring, context.step) if fits and is_accumulator(role, value) else None
+    return _moved("store_tile", role, ring) if fits and is_accumulator(role, value) else None
 
 
-def _moved(function: str, role: Role, ring: Ring, step: str) -> views.Matrices:
+def _moved(function: str, role: Role, ring: Ring) -> views.Matrices:
     sizes = tuple(TILE[dim] for dim in ring.dims)
     return views.Matrices(
         function=function,
-        address=f"{ring_name(ring)}[{stage(ring, step)}, 0, 0]",
+        address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
         extent=slot_extent(ring),
         sizes=sizes if function == "store_tile" else sizes[:1],
         warp=role_warp(role),

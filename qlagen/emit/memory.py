@@ -14,7 +14,7 @@ from qlagen.emit.context import (
     ring_name,
 )
 from qlagen.emit.movers import landed_barrier, needs_landed
-from qlagen.schedule.model import Fragment, Ring
+from qlagen.schedule.model import Ring
 
 
 def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
@@ -69,7 +69,7 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
         file_views.RegisterView(
             name=fragment.name,
             allocate="alloc_fragment",
-            shape=_register_shape(context, fragment),
+            shape=f"({', '.join(context.extents(fragment.values[0]))})",
             dtype=dtype_text(fragment.dtype),
             note=", ".join(fragment.values),
         )
@@ -90,13 +90,6 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
     if any(isinstance(line, views.Inverse) for line in lines):
         found.append(_fp32("row_sums", "alloc_local", "CHUNK * 3 // 8"))
     return tuple({view.name: view for view in found}.values())
-
-
-def _register_shape(context: Context, fragment: Fragment) -> str:
-    if 1 in fragment.shape:  # a vector
-        length = max(fragment.shape)
-        return f"({'CHUNK' if length == context.size('C') else length},)"
-    return f"({', '.join(context.extents(fragment.values[0]))})"
 
 
 def _fp32(name: str, allocate: str, size: str) -> file_views.RegisterView:

@@ -43,9 +43,8 @@ def mover_loops(context: Context, role: Role) -> tuple[file_views.LoopView, ...]
 
 
 def loop_bounds(context: Context) -> tuple[str, str]:
-    """A role's first iteration and the end. Of a persistent grid's item: those of the items before are counted; the
-    maximum shows that remainders need not look at signs."""
-    return (f"T.max({DONE}, 0)", f"T.max({DONE}, 0) + iterations") if context.persistent else ("0", "iterations")
+    """A role's first iteration and the end; on a persistent grid those of the items before are counted."""
+    return (DONE, f"{DONE} + iterations") if context.persistent else ("0", "iterations")
 
 
 def _stores_rows(context: Context, role: Role) -> bool:

@@ -149,18 +149,6 @@ class Put(Line):
 
 
 @dataclass(frozen=True)
-class Gather(Line):
-    """A vector from shared memory to the registers of those threads that need its entries."""
-
-    macro = "gather"
-    out: str
-    index: str
-    length: str
-    source: str
-    comment: Comment
-
-
-@dataclass(frozen=True)
 class Vector(Line):
     macro = "vector"
     out: str
@@ -395,28 +383,10 @@ class Join(Line):
 
 
 @dataclass(frozen=True)
-class Clear(Line):
-    """Zeros in a register tile that the first iteration does not read, which TileLang cannot know."""
-
-    macro = "clear"
-    out: str
-
-
-@dataclass(frozen=True)
-class OfBefore(Line):
-    """Lines for the iteration before the one at hand, when there is one."""
-
-    macro = "of_before"
-    condition: str
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
 class Wait(Line):
     macro = "wait"
     barrier: str
     stages: str
-    step: str
     free: bool
 
 
@@ -425,7 +395,6 @@ class Arrive(Line):
     macro = "arrive"
     barrier: str
     stages: str
-    step: str
 
 
 @dataclass(frozen=True)

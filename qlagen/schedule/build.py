@@ -10,7 +10,6 @@ from qlagen.program.dims import operands
 from qlagen.program.ir import Gate, Load, Operation, Program
 from qlagen.schedule.analysis import Analysis, analyse, misplaced, roots
 from qlagen.schedule.checks import check_schedule
-from qlagen.schedule.gather import gather_vectors
 from qlagen.schedule.handover import insert_syncs
 from qlagen.schedule.head_role import lower_heads
 from qlagen.schedule.key_heads import for_key_heads
@@ -48,7 +47,6 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
     """
     lowered = lower(program, dims, options, target)
     orders = {role.name: _orders(lowered, role, options, target) for role in lowered.roles}
-    lowered, orders = _with_gathers(lowered, orders, options, target)
     lines = {name: candidates[0].lines for name, candidates in orders.items()}
     rings = build_rings(lowered.analysis, lowered.roles, options)
     movers, rings = assign_movers(rings, lines, options.mover_warps)
@@ -130,18 +128,6 @@ def _orders(lowered: Lowered, role: RoleSteps, options: Options, target: Target)
         orders = (order_as_written(role),)
     first = role.name == lowered.roles[0].name
     return rank(choose(role, orders, dict(options.delays) if first else {}, overhead, budget), tie)
-
-
-def _with_gathers(
-    lowered: Lowered, orders: Mapping[str, tuple[Order, ...]], options: Options, target: Target
-) -> tuple[Lowered, dict[str, tuple[Order, ...]]]:
-    """The best order of the role that carries the state with its vectors gathered, in the registers that are left."""
-    state, others = lowered.roles[0], lowered.roles[1:]
-    if state.name != STATE:
-        return lowered, dict(orders)
-    room = _budget(lowered.roles, STATE, options, target) - _overhead(STATE, target)
-    state, best = gather_vectors(state, orders[STATE][0], lowered.transposed, room)
-    return replace(lowered, roles=(state, *others)), {**orders, STATE: (best, *orders[STATE][1:])}
 
 
 def _overhead(role: str, target: Target) -> int:

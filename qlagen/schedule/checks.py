@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from qlagen.errors import QlagenError
 from qlagen.schedule.handover import check_handover
 from qlagen.schedule.model import Barrier, Instruction, Ring, Role, Schedule, Step
-from qlagen.schedule.protocol import check_protocol
+from qlagen.schedule.protocol import check_items, check_protocol
 from qlagen.schedule.target import Target, load_target
 
 
@@ -28,6 +28,8 @@ def check_schedule(schedule: Schedule, target: Target | None = None) -> None:
         check_fences(schedule, role)
         check_handover(role.name, role.body, schedule.rings)
     check_protocol(schedule.roles, schedule.rings, schedule.barriers)
+    if schedule.options.persistent:
+        check_items(schedule.roles, schedule.rings, schedule.barriers)
 
 
 def check_shared_memory(schedule: Schedule, target: Target) -> None:
@@ -119,7 +121,6 @@ def check_flight(schedule: Schedule, role: Role) -> None:
     it reads is released; no group is in flight over the loop's edge."""
     fragment = dict(schedule.fragment_of)
     releases = {barrier.name: barrier.rings for barrier in schedule.barriers if barrier.releases}
-    _check_lag(role, fragment.__getitem__)
     flight: list[Step] = []
     for instruction in role.body:
         if instruction.kind == "wait_groups":
@@ -133,17 +134,6 @@ def check_flight(schedule: Schedule, role: Role) -> None:
         message = f"role {role.name}: the product {flight[-1].name} is in flight over the loop's edge"
         hint = "end the iteration with wait_groups(0): ptxas serialises all products otherwise"
         raise QlagenError("E-GROUPS", message, hints=[hint])
-
-
-def _check_lag(role: Role, fragment: Callable[[str], str]) -> None:
-    """What is done in the next iteration finds the registers that it reads as they were left."""
-    for position, late in enumerate(role.body):
-        reads = {fragment(read) for read in late.step.reads} if late.lag and late.step is not None else set()
-        for instruction in role.body[:position]:
-            step = instruction.step
-            if step is not None and step.writes is not None and fragment(step.writes) in reads:
-                message = f"role {role.name}: {step.name} overwrites what {late.step.name} reads an iteration later"
-                raise QlagenError("E-FLIGHT", message, hints=["store it before, or in its own iteration"])
 
 
 def _check_release(role: Role, flight: Iterable[Step], rings: Iterable[str], barrier: str) -> None:

@@ -22,21 +22,19 @@ class Allocation:
 
 def allocate(role: RoleSteps, lines: Sequence[Line]) -> Allocation:
     """Linear scan over the groups of values that share registers, in order of their first write."""
-    lives, until = _lifetimes(role, lines)
+    lives = _lifetimes(role, lines)
     members: dict[str, list[Value]] = {}
     for value in role.values:
         members.setdefault(value.group, []).append(value)
     slots: dict[str, list[str]] = {}
     busy: dict[str, int] = {}
     for group in sorted(lives, key=lambda g: (lives[g][0], g)):
-        alone = group in until
-        free = (s for s in slots if busy[s] < lives[group][0] and _alike(members[s][0], members[group][0]))
-        slot = group if alone else next(free, group)
+        slot = next((s for s in slots if busy[s] < lives[group][0] and _alike(members[s][0], members[group][0])), group)
         slots.setdefault(slot, []).append(group)
-        busy[slot] = len(lines) if alone else lives[group][1]
+        busy[slot] = lives[group][1]
     fragments = tuple(_fragment(role, slot, [v for g in groups for v in members[g]]) for slot, groups in slots.items())
     of = {value: fragment.name for fragment in fragments for value in fragment.values}
-    live = [_live(lines, lives, until, members, position) for position in range(len(lines))]
+    live = [_live(lines, lives, members, position) for position in range(len(lines))]
     return Allocation(fragments, of, max(live, default=0), sum(live))
 
 
@@ -53,9 +51,8 @@ def _fragment(role: RoleSteps, slot: str, values: Sequence[Value]) -> Fragment:
     )
 
 
-def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-    """First and last line at which a group's registers are needed; a product needs its operands until it retires. And
-    groups whose last reader lags: they are needed to the end, and in the next iteration until that reader's line."""
+def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> dict[str, tuple[int, int]]:
+    """First and last line at which a group's registers are needed; a product needs its operands until it retires."""
     group = {value.name: value.group for value in role.values}
     lives: dict[str, tuple[int, int]] = {}
 
@@ -64,13 +61,9 @@ def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> tuple[dict[str, tuple[
             first, _ = lives.get(group[value], (position, position))
             lives[group[value]] = (first, position)
 
-    until: dict[str, int] = {}
     flight: list[Step] = []
     for position, line in enumerate(lines):
-        if line.lag and line.step is not None:
-            until |= dict.fromkeys((group[read] for read in line.step.reads), position)
-            touch((line.step.writes,) if line.step.writes is not None else (), position)
-        elif line.step is None:
+        if line.step is None:
             retired, flight = flight[: len(flight) - line.groups], flight[len(flight) - line.groups :]
             for step in retired:
                 touch(_registers(step), position)
@@ -81,9 +74,7 @@ def _lifetimes(role: RoleSteps, lines: Sequence[Line]) -> tuple[dict[str, tuple[
     for value in role.values:
         if value.carried and value.group in lives:
             lives[value.group] = (-1, len(lines))
-    for held in until:
-        lives[held] = (lives[held][0], len(lines))
-    return lives, until
+    return lives
 
 
 def _registers(step: Step) -> tuple[str, ...]:
@@ -93,7 +84,6 @@ def _registers(step: Step) -> tuple[str, ...]:
 def _live(
     lines: Sequence[Line],
     lives: Mapping[str, tuple[int, int]],
-    until: Mapping[str, int],
     members: Mapping[str, Sequence[Value]],
     position: int,
 ) -> int:
@@ -103,7 +93,6 @@ def _live(
     piecewise = step is not None and step.kind != "gemm"
     total = 0 if step is None else step.scratch_registers
     for group, (first, last) in lives.items():
-        held = position <= until.get(group, -1)
-        if held or (first <= position <= last and not (piecewise and first == position)):
+        if first <= position <= last and not (piecewise and first == position):
             total += members[group][0].registers
     return total

@@ -17,11 +17,10 @@ from qlagen.schedule.steps import RoleSteps
 
 @dataclass(frozen=True)
 class Line:
-    """A step, or a wait that leaves `groups` wgmma groups in flight. `lag`: done so many iterations later."""
+    """A step, or a wait that leaves `groups` wgmma groups in flight."""
 
     step: Step | None
     groups: int = 0
-    lag: int = 0
 
 
 @dataclass(frozen=True)

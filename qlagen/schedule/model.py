@@ -1,8 +1,9 @@
 """A scheduled kernel: who does what, when, in which registers and which shared memory, and what synchronises them.
 
 Everything here is derived from a `Program` and an `Options` record by rule; the emitter only spells it. A kernel is a
-loop over iterations (the chunks of one sequence when the program carries a state, or of several, one after another;
-else work items of a persistent grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover roles are single warps.
+loop over iterations (the chunks of one segment, or of one after another, when the program carries a state, else work
+items of a persistent grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover
+roles are single warps.
 """
 
 from __future__ import annotations
@@ -78,20 +79,7 @@ class Step:
     """One tile operation of a compute role. `reads`/`writes` are register values, `rings` shared-memory operands. An
     inverse (I + L)^-1 reads -L; one of `heads` reads what `share` made of the matrix that the heads have in common."""
 
-    kind: Literal[
-        "gemm",
-        "map",
-        "fetch",
-        "gather",
-        "cast",
-        "turn",
-        "vector",
-        "put",
-        "scan",
-        "inverse",
-        "share",
-        "inverse_heads",
-    ]
+    kind: Literal["gemm", "map", "fetch", "cast", "turn", "vector", "put", "scan", "inverse", "share", "inverse_heads"]
     name: str
     reads: tuple[str, ...] = ()
     rings: tuple[str, ...] = ()
@@ -106,8 +94,6 @@ class Step:
     """Gates and masks that `expr` names."""
     lookups: tuple[tuple[str, str], ...] = ()
     """Gate name to ring: the cumulative log gate's, or for ``total`` the ``from_start`` vector that it ends."""
-    vectors: tuple[tuple[str, str], ...] = ()
-    """Rings of vectors that `expr` names, and the register values that hold them; other vectors are read in place."""
     below: bool = False
     """Of a [C, C] result only entries below the diagonal are read: it needs no mask, nor the blocks above."""
     left: str | None = None
@@ -161,8 +147,6 @@ class Instruction:
     ring: str | None = None
     side: Literal["consumer", "producer"] = "consumer"
     """Which phase a wait expects: consumers wait for the fill, producers for the release."""
-    lag: int = 0
-    """How many iterations later it is done; what is left over is done behind the loop."""
 
 
 @dataclass(frozen=True)

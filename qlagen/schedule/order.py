@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qlagen.errors import QlagenError, did_you_mean
-from qlagen.schedule.defer import defer_puts
 from qlagen.schedule.fragments import Allocation, allocate
 from qlagen.schedule.issue import Graph, Line, ListScheduler, build_graph
 from qlagen.schedule.model import RankedOrder
@@ -47,23 +46,9 @@ def candidate_orders(role: RoleSteps, goal: str | None, tie_percent: int) -> tup
         found.setdefault(key, (scheduler, []))[1].append(tuple(delays.items()))
     orders = []
     for scheduler, same in found.values():
-        lines, clocks = tuple(scheduler.lines), scheduler.clock
-        allocation = allocate(role, lines)
-        if goal is not None:
-            lines, clocks, allocation = _deferred(role, lines, clocks, allocation)
-        orders.append(Order(lines, clocks, same[0], tuple(same[1:]), allocation))
+        lines = tuple(scheduler.lines)
+        orders.append(Order(lines, scheduler.clock, same[0], tuple(same[1:]), allocate(role, lines)))
     return rank(orders, tie_percent)[:MOST_CANDIDATES]
-
-
-def _deferred(
-    role: RoleSteps, lines: tuple[Line, ...], clocks: int, allocation: Allocation
-) -> tuple[tuple[Line, ...], int, Allocation]:
-    """An order with what it only stores done in the next iteration, unless that takes more registers."""
-    later = defer_puts(role, lines)
-    changed = allocate(role, later)
-    if changed.peak > allocation.peak:
-        return lines, clocks, allocation
-    return later, clocks - sum(line.step.cost for line in later if line.step is not None and line.lag), changed
 
 
 def order_as_written(role: RoleSteps) -> Order:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Barrier, Instruction, Ring, Role, Step
-from qlagen.schedule.rounds import rounds
 
 Clock = list[int]
 
@@ -27,7 +26,6 @@ class Event:
     producer_side: bool = False
     landings: tuple[str, ...] = ()
     """TMA-filled rings whose bytes this arrival's barrier expects."""
-    lag: int = 0
 
 
 @dataclass
@@ -57,7 +55,6 @@ def trace_role(role: Role, rings: dict[str, Ring], barriers: dict[str, Barrier])
     events: list[Event] = []
     flight: list[Step] = []
     for instruction in role.body:
-        known = len(events)
         if instruction.kind in ("wait", "arrive") and instruction.barrier is not None:
             events.append(_barrier_event(instruction, role, rings, barriers))
         elif instruction.kind in ("load", "store") and instruction.ring is not None:
@@ -74,8 +71,6 @@ def trace_role(role: Role, rings: dict[str, Ring], barriers: dict[str, Barrier])
                 events.append(Event("write", step.ring_out))
             if step.kind == "gemm":
                 flight.append(step)
-        if instruction.lag:
-            events[known:] = [replace(event, lag=instruction.lag) for event in events[known:]]
     return tuple(events)
 
 
@@ -95,22 +90,23 @@ def _barrier_event(instruction: Instruction, role: Role, rings: dict[str, Ring],
 
 
 class Protocol:
-    """All roles for a number of iterations. `seed`: a random interleaving; None: each role runs as far as it can."""
+    """All roles for the iterations of `items`, one item after another. `seed`: a random interleaving; None: each role
+    runs as far as it can."""
 
     def __init__(
         self,
         roles: Sequence[Role],
         rings: Iterable[Ring],
         barriers: Iterable[Barrier],
-        iterations: int,
+        items: Sequence[int],
         seed: int | None = None,
     ) -> None:
         self.rings = {ring.name: ring for ring in rings}
         self.barriers = {barrier.name: barrier for barrier in barriers}
         self.warps = {role.name: role.warps for role in roles}
         self.traces = {role.name: trace_role(role, self.rings, self.barriers) for role in roles}
-        self.iterations = iterations
-        self.sequence = {role: tuple(rounds(trace, iterations)) for role, trace in self.traces.items()}
+        self.numbers = iteration_numbers(items)
+        self.iterations = len(self.numbers)
         self.random = None if seed is None else random.Random(seed)
         landing = [ring for ring in self.rings.values() if ring.load is not None and len(ring.shape) == 2]
         self.agents = [*self.traces, *(f"tma {ring.name}" for ring in landing)]
@@ -123,7 +119,7 @@ class Protocol:
     def run(self) -> None:
         """Raises E-DEADLOCK, E-RACE, E-PHASE and E-ARRIVALS."""
         running = [role for role in self.traces if self.traces[role]]
-        length = {role: len(self.sequence[role]) for role in running}
+        length = {role: len(self.traces[role]) * self.iterations for role in running}
         while True:
             moved = False
             for role in self._turn(running):
@@ -141,7 +137,9 @@ class Protocol:
 
     def _advance(self, role: str) -> bool:
         """One event of a role; False when it must wait."""
-        event, iteration = self.sequence[role][self.position[role]]
+        trace = self.traces[role]
+        turn, at = divmod(self.position[role], len(trace))
+        event, iteration = trace[at], self.numbers[turn]
         if event.kind == "wait":
             if not self._wait(role, event, iteration):
                 return False
@@ -249,9 +247,17 @@ class Protocol:
     def _deadlock(self, stuck: Iterable[str]) -> QlagenError:
         notes = []
         for role in stuck:
-            event, iteration = self.sequence[role][self.position[role]]
-            notes.append(f"{role} waits for {event.target} in iteration {iteration}")
+            turn, at = divmod(self.position[role], len(self.traces[role]))
+            notes.append(f"{role} waits for {self.traces[role][at].target} in iteration {self.numbers[turn]}")
         return QlagenError("E-DEADLOCK", f"the roles wait for each other ({self.iterations} iterations)", notes=notes)
+
+
+def iteration_numbers(items: Sequence[int]) -> tuple[int, ...]:
+    """What the iterations of a CTA's items are counted by: slots and phases run on from one item to the next."""
+    numbers: list[int] = []
+    for iterations in items:
+        numbers += range(len(numbers), len(numbers) + iterations)
+    return tuple(numbers)
 
 
 def iteration_counts(rings: Iterable[Ring]) -> tuple[int, ...]:
@@ -266,6 +272,14 @@ def check_protocol(roles: Sequence[Role], rings: Sequence[Ring], barriers: Seque
     """Run the protocol for every count of iterations, and in `seeds` random interleavings. Raises as `Protocol.run`."""
     counts = iteration_counts(rings)
     for iterations in counts:
-        Protocol(roles, rings, barriers, iterations).run()
+        Protocol(roles, rings, barriers, (iterations,)).run()
     for seed in range(seeds):
-        Protocol(roles, rings, barriers, counts[-1], seed).run()
+        Protocol(roles, rings, barriers, counts[-1:], seed).run()
+
+
+def check_items(roles: Sequence[Role], rings: Sequence[Ring], barriers: Sequence[Barrier], seeds: int = 3) -> None:
+    """The same for items of all these counts that one CTA walks, one after another."""
+    counts = iteration_counts(rings)
+    Protocol(roles, rings, barriers, (*counts, *counts)).run()
+    for seed in range(seeds):
+        Protocol(roles, rings, barriers, random.Random(seed).sample(counts, len(counts)), seed).run()

@@ -80,7 +80,7 @@ def _table(rows: Iterator[Sequence[str]]) -> list[str]:
 
 def _body(role: Role) -> Iterator[str]:
     for instruction in role.body:
-        yield f"  {_instruction(instruction)}" + ("  (of the iteration before)" if instruction.lag else "")
+        yield f"  {_instruction(instruction)}"
 
 
 def _instruction(instruction: Instruction) -> str:

@@ -183,10 +183,9 @@ class _ComputeBody:
             if line.step is None:
                 body.append(Instruction("wait_groups", groups=line.groups))
             else:
-                around = [self._waits(line.step), self._announcements(line.step, position)]
-                before, after = ([replace(i, lag=line.lag) for i in found] for found in around)
-                _insert_waits(body, before)
-                body += [Instruction("step", step=line.step, lag=line.lag), *after]
+                _insert_waits(body, self._waits(line.step))
+                body.append(Instruction("step", step=line.step))
+                body += self._announcements(line.step, position)
             body += [Instruction("arrive", barrier=b) for b, last in self.released.items() if last == position]
         return tuple(body)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from qlagen.program.ir import ElementExpr, Gate, Number, Ref
 from qlagen.schedule.model import Instruction, Role, Schedule, Step
-from qlagen.schedule.rounds import rounds
 
 Array = npt.NDArray[np.float64]
 
@@ -57,12 +56,13 @@ class Machine:
 
     def _role(self, role: Role) -> Iterator[bool]:
         """Yields after each instruction: whether it was done, or waits."""
-        flight: list[Step] = []
-        for instruction, iteration in rounds(role.body, len(self.memory)):
-            while not self._passes(instruction, iteration):
-                yield False
-            self._do(role, instruction, iteration, flight)
-            yield True
+        for iteration in range(len(self.memory)):
+            flight: list[Step] = []
+            for instruction in role.body:
+                while not self._passes(instruction, iteration):
+                    yield False
+                self._do(role, instruction, iteration, flight)
+                yield True
 
     def _passes(self, instruction: Instruction, iteration: int) -> bool:
         if instruction.kind != "wait":
@@ -117,12 +117,9 @@ class Machine:
     def _compute(self, role: Role, step: Step, iteration: int) -> None:
         if step.kind == "fetch":
             result = self._slot(step.rings[0], iteration)
-        elif step.kind == "gather":
-            result = self._slot(step.rings[0], iteration).reshape(self.values[step.writes or ""].shape)
         elif step.kind in ("cast", "turn", "put", "share"):
             result = self._register(step.reads[0])
-            turned = {self.values[name].transposed_view for name in (step.reads[0], step.writes) if name}
-            assert step.kind not in ("cast", "turn") or (step.kind == "turn") == (len(turned) == 2)
+            assert (step.kind == "turn") == self.values[step.reads[0]].transposed_view
         elif step.kind == "scan":
             result = np.cumsum(self._slot(step.rings[0], iteration))
         elif step.kind == "inverse":
@@ -183,9 +180,6 @@ class _Expression:
             return self._gate(self.gates[ref.name])
         if ref.name in self.step.reads:
             return self.machine._register(ref.name)
-        held = dict(self.step.vectors).get(ref.name)
-        if held is not None:
-            return self.machine._register(held)
         if ref.name in self.step.rings:
             vector = self.machine._slot(ref.name, self.iteration)
             if ref.along is None:
