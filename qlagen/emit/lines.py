@@ -174,7 +174,9 @@ def _put(context: Context, role: Role, step: Step) -> views.Line:
     ring = _operand(context, step.ring_out)
     matrices = put_matrices(context, role, step)
     if step.writes is None:
-        return views.Put("", "", context.fragment(source), None, False, slot(ring, step=context.step), matrices, comment_of(step))
+        return views.Put(
+            "", "", context.fragment(source), None, False, slot(ring, step=context.step), matrices, comment_of(step)
+        )
     via = context.values[step.writes]
     rows, columns = context.extents(source)
     turned = via.transposed_view != context.values[source].transposed_view

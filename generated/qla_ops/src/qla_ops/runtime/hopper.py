@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime import loader
-from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, plan_kernels, workers
+from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, item_count, plan_kernels, workers
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import JOIN_COLUMNS, Plan
+from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, forced
 from qla_ops.runtime.records import Kernel, Operator
 
 _ALIGNMENT = 16
@@ -81,7 +81,7 @@ def forward(
         "has_spare_chunks": int(cu_seqlens is not None),
         "value_heads": value_heads,
     }
-    for launch in _launches(operator, o, plan, tables):
+    for launch in _launches(operator, o, plan, tables, key_heads):
         values["workers"] = launch.workers
         launch.function(*[values[name] for name in launch.parameters])
     return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
@@ -162,19 +162,20 @@ def _workspaces(operator: Operator, chunk_count: int, value_heads: int, o: Tenso
 _KNOWN: dict[tuple[Any, ...], tuple[Launch, ...]] = {}
 
 
-def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables) -> tuple[Launch, ...]:
+def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables, key_heads: int) -> tuple[Launch, ...]:
     """The kernels of a call, loaded. They depend on integers only, so they are remembered."""
     value_heads = o.shape[2]
     chosen = (plan.forward.name, plan.segment.name if plan.segment else None)
-    key = (operator.name, o.dtype, o.device.index, value_heads, tables.chunk_count, tables.chain_count, chosen)
+    heads = key_heads, value_heads
+    key = (operator.name, o.dtype, o.device.index, heads, tables.chunk_count, tables.chain_count, chosen, forced())
     if key not in _KNOWN:
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
         columns = tables.chain_count * value_heads * -(-operator.sizes["V"] // JOIN_COLUMNS)
         launches = []
-        for kernel in plan_kernels(operator, plan):
-            items = columns if kernel is loader.JOIN else tables.chunk_count * value_heads
+        for kernel in plan_kernels(operator, plan, *heads):
+            items = columns if kernel is loader.JOIN else item_count(kernel, tables.chunk_count, *heads)
             if items > 0:
                 launches.append(_load(kernel, o.dtype, workers(kernel, items, processors)))
         _KNOWN[key] = tuple(launches)
