@@ -10,7 +10,8 @@ from qlagen.errors import QlagenError
 from qlagen.schedule.model import Schedule
 
 _LANES = 32
-_OF_BEFORE = ("step > 0", "iterations > 0")
+_OF_BEFORE = ("step > 0", "step > T.max(done, 0)")
+_OF_LAST = "iterations > 0"
 """Tests before what is done for the iteration before, in the loop and behind it."""
 
 
@@ -107,21 +108,47 @@ class _Reader:
             self.barriers[target.id] = TextBarrier(count)
 
     def visit(self, body: list[ast.stmt], first: int, end: int, lanes: int) -> None:
+        loops: list[dict[str, int]] = []
         for node in body:
-            if isinstance(node, ast.If) and ast.unparse(node.test) in _OF_BEFORE:
+            if isinstance(node, ast.If) and ast.unparse(node.test) in (*_OF_BEFORE, _OF_LAST):
                 for name in _arrivals_within(node):
                     self._count_late(self.barriers[name], ast.unparse(node.test), (end - first) // _LANES)
             elif isinstance(node, ast.If):
                 self._branch(node, first, end, lanes)
-            elif isinstance(node, ast.For):
+            elif isinstance(node, ast.While):
                 self.visit(node.body, first, end, lanes)
+            elif isinstance(node, ast.For):
+                made = self._made_by(node, first, end, lanes)
+                if ast.unparse(node.target) == "step":
+                    made = self._unless_counted(made, loops)
+                    loops.append(made)
+                for name, arrivals in made.items():
+                    self.barriers[name].arrivals += arrivals
             else:
                 for name in _arrivals(node):
                     self.barriers[name].arrivals += (end - first) * lanes // _LANES
 
+    def _made_by(self, loop: ast.For, first: int, end: int, lanes: int) -> dict[str, int]:
+        """The arrivals of a loop's body, which count here no more than anything else does."""
+        before = {name: barrier.arrivals for name, barrier in self.barriers.items()}
+        self.visit(loop.body, first, end, lanes)
+        made = {name: barrier.arrivals - before[name] for name, barrier in self.barriers.items()}
+        for name, barrier in self.barriers.items():
+            barrier.arrivals = before[name]
+        return {name: arrivals for name, arrivals in made.items() if arrivals}
+
+    def _unless_counted(self, made: dict[str, int], loops: list[dict[str, int]]) -> dict[str, int]:
+        """A role's second loop does further iterations: it arrives as the first one does, or not at all."""
+        if not loops:
+            return made
+        if made and made != loops[0]:
+            names = ", ".join(sorted(set(made) ^ set(loops[0])) or sorted(made))
+            raise QlagenError("E-ARRIVALS", f"two loops of one role arrive differently on {names}")
+        return {}
+
     def _count_late(self, barrier: TextBarrier, condition: str, arrivals: int) -> None:
         """One elected arrival per warp, for the iteration before, or for the last one behind the loop."""
-        if condition == _OF_BEFORE[0]:
+        if condition in _OF_BEFORE:
             barrier.late += arrivals
             barrier.arrivals += arrivals
         else:

@@ -17,6 +17,9 @@ HEADS = {"key": "key_heads", "value": "value_heads"}
 HEAD = {"key": "key_head", "value": "value_head"}
 STAGES = {"load": "LOAD_STAGES", "handover": "HANDOVER_STAGES", "output": "OUTPUT_STAGES", "inner": "INNER_STAGES"}
 WARP = 32
+DONE = "T.max(done, 0)"
+"""Iterations of a CTA's items before the one at hand, on a persistent grid: the rings run on from there. `done` is never
+negative; the maximum says so where remainders are taken."""
 SWIZZLE_COLUMNS = 64
 """Columns of 16-bit values in one 128-byte swizzled row: a wider tile is several parts of that width."""
 
@@ -50,6 +53,11 @@ class Context:
     def segment(self) -> Segment | None:
         """Set in a kernel that makes the maps of segments: it walks whole chunks only."""
         return self.schedule.program.segment
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA of a carried kernel walks several items; those of chunk-parallel kernels always do."""
+        return self.carried and self.schedule.options.persistent
 
     @property
     def heads(self) -> int:

@@ -24,6 +24,12 @@ class RoleView:
     end: str
     registers: str | None
     increase: bool
+    once: tuple[Line, ...]
+    """What comes first, whatever the items."""
+    items: str | None
+    """The end of the items where a role walks several: what follows is then done for each."""
+    item: tuple[tuple[str, str], ...]
+    """Integers of an item."""
     before: tuple[Line, ...]
     loops: tuple[LoopView, ...]
     after: tuple[Line, ...]
@@ -67,10 +73,13 @@ class RegisterView:
 
 @dataclass(frozen=True)
 class PaddedTensor:
-    """An output by token: its first element past the last sequence, elements per token, 64-column parts."""
+    """An output by token: who clears what is past the last sequence, the first element there, rows, elements per token,
+    64-column parts."""
 
     name: str
+    where: str
     first: str
+    rows: str
     stride: str
     parts: str
 
@@ -117,8 +126,6 @@ class KernelView:
     prologue: tuple[tuple[str, str], ...]
     layouts: tuple[tuple[str, str], ...]
     padding: tuple[PaddedTensor, ...]
-    joins: bool
-    """It says of every segment whether a map joins it to those before."""
     compute: tuple[RoleView, ...]
     movers: tuple[RoleView, ...]
     mover_registers: str | None

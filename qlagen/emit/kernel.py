@@ -12,11 +12,12 @@ from qlagen.emit.constants import candidate_constants, exports, kernel_name, use
 from qlagen.emit.context import WARP, Context, end_thread
 from qlagen.emit.lines import clear_lines, first_lines, late_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
-from qlagen.emit.movers import first_element, mover_loops, token_stride
+from qlagen.emit.movers import first_element, loop_bounds, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
-from qlagen.emit.prologue import WARM_UP, prologue
+from qlagen.emit.prologue import JOINT_SEGMENT, WARM_UP, item_count, item_prologue, next_item, prologue, strips
 from qlagen.emit.state import state_lines
 from qlagen.emit.templates import KERNEL, environment, template_digest
+from qlagen.program.ir import Tensor
 from qlagen.schedule.model import Role, Schedule
 
 REGISTERS_PER_SM = 65536
@@ -62,15 +63,14 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         parameters=parameters(context),
         scalars=scalars(context),
         dynamic=dynamic_dimensions(context),
-        grid="TILES * value_heads * segments" if context.carried else "workers",
+        grid="TILES * value_heads * segments" if context.carried and not context.persistent else "workers",
         shared=shared_views(context),
         barriers=barrier_views(context),
         registers=register_views(context, lines),
-        integers=written_integers(entries, lines),
+        integers=written_integers((*entries, *item_prologue(context)), lines),
         prologue=entries,
         layouts=layouts(context, lines),
         padding=_padding(context),
-        joins=context.segment is not None,
         compute=compute_views,
         movers=mover_views,
         mover_registers=None if mover_registers is None else "MOVER_REGISTERS",
@@ -93,7 +93,8 @@ def _summary(schedule: Schedule) -> str:
         count = "one value head" if heads == 1 else f"up to {heads} value heads of one key head"
         return f"one chunk of {count} at a time, on a persistent grid"
     held = "transposed " if schedule.transposed else ""
-    return f"the chunks of a segment in order, {held}{schedule.program.carry.name} resident in fp32 registers"
+    walk = ", one segment after another on a persistent grid" if schedule.options.persistent else ""
+    return f"the chunks of a segment in order, {held}{schedule.program.carry.name} resident in fp32 registers{walk}"
 
 
 def _options_text(schedule: Schedule) -> tuple[str, ...]:
@@ -119,19 +120,24 @@ def _increases(schedule: Schedule, registers: int | None) -> bool:
 
 
 def _compute_role(context: Context, role: Role) -> file_views.RoleView:
-    loop = file_views.LoopView("0", "iterations", role_lines(context, role))
+    first, last = loop_bounds(context)
     before, after = state_lines(context, role)
-    before = (*clear_lines(context, role), *before, *first_lines(context, role))
-    after = (*late_lines(context, role), *after)
     return file_views.RoleView(
         name=role.name,
         end=end_thread(role),
         registers=None if role.registers is None else f"{role.name.upper()}_REGISTERS",
         increase=_increases(context.schedule, role.registers),
-        before=before,
-        loops=(loop,),
-        after=after,
+        once=clear_lines(context, role),
+        items=item_count(context) if context.persistent else None,
+        item=item_prologue(context),
+        before=(*before, *first_lines(context, role)),
+        loops=(file_views.LoopView(first, last, role_lines(context, role)),),
+        after=(*late_lines(context, role), *after, *_item_end(context)),
     )
+
+
+def _item_end(context: Context) -> tuple[views.Line, ...]:
+    return (views.Assign(next_item(context)),) if context.persistent else ()
 
 
 def _mover_role(context: Context, role: Role) -> file_views.RoleView:
@@ -140,9 +146,12 @@ def _mover_role(context: Context, role: Role) -> file_views.RoleView:
         end=end_thread(role),
         registers=None,
         increase=False,
+        once=(),
+        items=item_count(context) if context.persistent else None,
+        item=item_prologue(context),
         before=(),
         loops=mover_loops(context, role),
-        after=(),
+        after=_item_end(context),
     )
 
 
@@ -151,7 +160,8 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     cut = any(isinstance(line, views.LoadTiles) and line.cut for line in lines)
     stored = any(isinstance(line, views.StoreRows) for line in lines)
     bounded = context.segment is not None and context.segment.bound is not None
-    used = {WARM_UP: bounded, "zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    used = {JOINT_SEGMENT: context.persistent and context.segment is not None, WARM_UP: bounded}
+    used |= {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
     used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
     used["state"] = context.carried
@@ -169,12 +179,27 @@ def _moves_matrices(line: views.Line) -> bool:
 
 def _padding(context: Context) -> tuple[file_views.PaddedTensor, ...]:
     """Outputs by token, whose rows past the last sequence must be zero."""
+    where, end = "if segment == segments - 1", "end"
+    if context.persistent:
+        where, end = f"for strip in T.unroll(0, {strips(context)}, unroll_factor=1)", "segment_offsets[segments]"
     return tuple(
         file_views.PaddedTensor(
             name=store.tensor.name,
-            first=first_element(store.tensor, "end", context.carried),
+            where=where,
+            first=_first_unused(context, store.tensor, end),
+            rows=f"tokens - {end}",
             stride=token_stride(store.tensor),
             parts=f"{'VALUE_TILE' if store.tensor.dims[1] == 'V' else 'KEY_DIM'} // SWIZZLE_COLUMNS",
         )
         for store in token_stores(context)
     )
+
+
+def _first_unused(context: Context, tensor: Tensor, end: str) -> str:
+    if not context.persistent:
+        return first_element(tensor, end, context.carried)
+    item = "(block + strip * workers)"
+    head, column = f"T.truncdiv({item}, TILES)", f"T.truncmod({item}, TILES) * VALUE_TILE"
+    if tensor.head == "key":
+        head = f"T.truncdiv({head}, T.truncdiv(value_heads, key_heads))"
+    return f"{tensor.name}[{end}, {head}, {column if tensor.dims[1] == 'V' else '0'}]"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from qlagen.emit import views
 from qlagen.emit.context import (
+    DONE,
     STAGES,
     Context,
     end_thread,
@@ -33,7 +34,8 @@ def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     lines: list[views.Line] = []
     for late, block in itertools.groupby(role.body, lambda instruction: instruction.lag):
         if late:
-            lines.append(_of_before(context, role, tuple(block), "step > 0", "(step - 1)"))
+            first = DONE if context.persistent else "0"
+            lines.append(_of_before(context, role, tuple(block), f"step > {first}", "(step - 1)"))
         else:
             lines += (_line(context, role, instruction) for instruction in block)
     counted = any(isinstance(line, views.InverseHeads) for line in lines)
@@ -43,7 +45,8 @@ def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
 def late_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """What the last iteration leaves to be done behind the loop."""
     late = tuple(instruction for instruction in role.body if instruction.lag)
-    return (_of_before(context, role, late, "iterations > 0", "(iterations - 1)"),) if late else ()
+    last = f"({DONE} + iterations - 1)" if context.persistent else "(iterations - 1)"
+    return (_of_before(context, role, late, "iterations > 0", last),) if late else ()
 
 
 def first_lines(context: Context, role: Role) -> tuple[views.Line, ...]:

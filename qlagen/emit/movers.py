@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlagen.emit import file_views, views
 from qlagen.emit.context import (
+    DONE,
     FULL,
     HEAD,
     HEADS,
@@ -31,12 +32,20 @@ def mover_loops(context: Context, role: Role) -> tuple[file_views.LoopView, ...]
     A mover of a carried kernel that stores whole chunks by TMA runs a second loop, of at most one iteration, for the
     chunk that the sequence's end cuts: the row-wise store would take registers from the main loop.
     """
+    first, last = loop_bounds(context)
     if not _stores_rows(context, role):
-        return (file_views.LoopView("0", "iterations", _body(context, role, tail=False)),)
+        return (file_views.LoopView(first, last, _body(context, role, tail=False)),)
+    cut = f"{first} + whole" if context.persistent else "whole"
     return (
-        file_views.LoopView("0", "whole", _body(context, role, tail=False)),
-        file_views.LoopView("whole", "iterations", _body(context, role, tail=True)),
+        file_views.LoopView(first, cut, _body(context, role, tail=False)),
+        file_views.LoopView(cut, last, _body(context, role, tail=True)),
     )
+
+
+def loop_bounds(context: Context) -> tuple[str, str]:
+    """A role's first iteration and the end. Of a persistent grid's item: those of the items before are counted; the
+    maximum shows that remainders need not look at signs."""
+    return (f"T.max({DONE}, 0)", f"T.max({DONE}, 0) + iterations") if context.persistent else ("0", "iterations")
 
 
 def _stores_rows(context: Context, role: Role) -> bool:
@@ -58,7 +67,8 @@ def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
         if tiles:
             lines.append(_load_tiles(context, role, tiles))
             tiles = []
-        if instruction.kind != "arrive" or not tail:  # the cut chunk is the last: nobody waits for its release
+        # The cut chunk is the last of its sequence: only a CTA that walks several waits for its release.
+        if instruction.kind != "arrive" or not tail or context.persistent:
             lines.append(_line(context, role, instruction, tail))
     return tuple(lines)
 
@@ -173,12 +183,13 @@ def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTi
     for ring in rings:
         if tensor_of(ring).layout == "token":
             _check_width(ring)
+    once = context.carried and not context.persistent
     return views.LoadTiles(
         padded=tuple(_tile(context, ring) for ring in padded),
         cut=tuple(_tile(context, ring) for ring in cut),
         landed=landed_barrier(role),
-        phase="0" if context.carried else "cuts % 2",
-        counter=None if context.carried else "cuts",
+        phase="0" if once else "cuts % 2",
+        counter=None if once else "cuts",
     )
 
 

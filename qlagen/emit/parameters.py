@@ -22,7 +22,7 @@ _LOCAL = (
     " used has_spare_chunks segment_bounds"
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
-    " segment_joined skip_threshold joints active chunks warm_up joined"
+    " strip done joint segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
     " ratio groups units group head heads keys load_heads clear_tiles head_inverse sums lane_sum lane_before part"
     " row_sums accumulated inverse blocks"
@@ -73,11 +73,12 @@ def scalars(context: Context) -> tuple[tuple[str, str], ...]:
     own = tuple((name, "float32") for name in context.schedule.program.scalars)
     if not context.carried:
         return (*own, ("workers", "int32"), ("has_spare_chunks", "int32"))
+    workers = (("workers", "int32"),) if context.persistent else ()
     strides = tuple((name, "int32") for name in ("state_key_stride", "state_value_stride", "has_initial_state"))
     if context.segment is not None:
         skip = () if context.segment.bound is None else (("skip_threshold", "float32"),)
-        return (*own, *strides, *skip)
-    return (*own, *strides, ("has_final_state", "int32"))
+        return (*own, *strides, *skip, *workers)
+    return (*own, *strides, ("has_final_state", "int32"), *workers)
 
 
 def dynamic_dimensions(context: Context) -> tuple[str, ...]:

@@ -1,24 +1,27 @@
-"""What every thread of a CTA works out first: where its work lies."""
+"""What every thread of a CTA works out first, and of every item: where its work lies."""
 
 from __future__ import annotations
 
 from qlagen.emit.constants import Entries
-from qlagen.emit.context import HEAD, HEADS, Context
+from qlagen.emit.context import DONE, HEAD, HEADS, Context
 from qlagen.program.ir import Segment, Tensor
 
 _USED = ("used", "T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)")
 """Slots with a chunk: those without are the last ones. Where the host knows that there are none, nothing is read."""
 WARM_UP = "warm_up_chunks"
 """The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
+JOINT_SEGMENT = "joint_segment"
+"""The device function that finds the segment of a joint."""
 
 
 def prologue(context: Context) -> Entries:
     """Integers of the whole kernel, in the order in which they follow from one another."""
-    tensors = [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
+    if context.persistent:
+        return (("item", "block"), ("done", "0"), *(() if context.segment else (("cuts", "0"),)))
     if not context.carried:
-        shared = any(tensor.head == "key" for tensor in tensors)
+        shared = any(tensor.head == "key" for tensor in _loaded(context))
         items = f"used * {'value_heads' if context.heads == 1 else 'units'}"
-        loop = (_USED, ("iterations", f"T.truncdiv({items} - block + workers - 1, workers)"), ("cuts", "0"))
+        loop = (_USED, ("iterations", _share(items)), ("cuts", "0"))
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")
@@ -26,19 +29,71 @@ def prologue(context: Context) -> Entries:
         groups = ("groups", f"T.truncdiv(ratio + {each} - 1, {each})")
         keys = "key_heads" if context.keys == 1 else "T.truncdiv(key_heads + KEYS - 1, KEYS)"
         return (ratio, groups, ("units", f"{keys} * groups" if shared else "groups"), *loop)
-    own = _chunks(tensors) if context.segment is None else _warm_up(context.segment)
-    return (*_place(tensors), *_neighbours(), *own)
+    return _item(context, "block")
 
 
-def _place(tensors: list[Tensor]) -> Entries:
-    """The CTA's segment, heads and columns."""
-    values = [
-        ("segment", "T.truncdiv(block, TILES * value_heads)"),
-        ("value_head", "T.truncmod(T.truncdiv(block, TILES), value_heads)"),
-    ]
+def item_count(context: Context) -> str:
+    """The items of a persistent grid of a carried kernel: of a segment's, what another segment follows."""
+    return f"TILES * value_heads * {'segments' if context.segment is None else 'joints'}"
+
+
+def item_prologue(context: Context) -> Entries:
+    """Integers of an item of a persistent grid; `first` and `first_slot` are where the rings' first iteration lies."""
+    if not context.persistent:
+        return ()
+    entries = _item(context, "item")
+    shifts = {"first": f"first - {DONE} * CHUNK", "first_slot": f"first_slot - {DONE}"}
+    known = [name for name, _ in entries]
+    return (*entries, *((name, text) for name, text in shifts.items() if name in known))
+
+
+def next_item(context: Context) -> Entries:
+    return (("done", f"{DONE} + iterations"), ("item", "item + workers")) if context.persistent else ()
+
+
+def strips(context: Context) -> str:
+    """How many columns of heads a CTA of a persistent grid clears behind the last sequence."""
+    return _share("TILES * value_heads")
+
+
+def _share(items: str) -> str:
+    """How many of the items are a CTA's."""
+    return f"T.truncdiv({items} - block + workers - 1, workers)"
+
+
+def _item(context: Context, item: str) -> Entries:
+    """Where a CTA's work lies: `item` numbers segments, heads and columns."""
+    tensors = _loaded(context)
+    place = _joint_place(item) if context.persistent and context.segment is not None else _place(item)
     if any(tensor.head == "key" for tensor in tensors):
-        values += [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")]
-    return (*values, ("value_column", "T.truncmod(block, TILES) * VALUE_TILE"))
+        place.insert(-1, ("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))"))
+    own = _chunks(tensors) if context.segment is None else _warm_up(context.segment)
+    return (*place, *_neighbours(), *own)
+
+
+def _loaded(context: Context) -> list[Tensor]:
+    return [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
+
+
+def _place(item: str) -> list[tuple[str, str]]:
+    """Segment, head and columns: tiles of a head side by side, then heads, then segments."""
+    return [
+        ("segment", f"T.truncdiv({item}, TILES * value_heads)"),
+        ("value_head", f"T.truncmod(T.truncdiv({item}, TILES), value_heads)"),
+        ("value_column", f"T.truncmod({item}, TILES) * VALUE_TILE"),
+    ]
+
+
+def _joint_place(item: str) -> list[tuple[str, str]]:
+    """The same of a segment that another one follows. Tiles come last: those of maps are often left out, and every CTA
+    shall have its part of the others."""
+    find = _call("int32", JOINT_SEGMENT, "T.address_of(segment_sequence[0])", "segments", "joint")
+    return [
+        ("joint", f"T.truncmod(T.truncdiv({item}, value_heads), joints)"),
+        ("segment", find),
+        ("value_head", f"T.truncmod({item}, value_heads)"),
+        ("value_column", f"T.truncdiv({item}, value_heads * joints) * VALUE_TILE"),
+    ]
 
 
 def _neighbours() -> Entries:
@@ -86,8 +141,11 @@ def _warm_up(segment: Segment) -> Entries:
 
 def _count(bound: Tensor) -> str:
     """The device function's call: from the total of the segment's first chunk on."""
-    arguments = (
-        *('"int32"', f'"{WARM_UP}"', f"T.address_of({bound.name}[first_slot, {HEAD[bound.head]}, CHUNK - 1])"),
-        *(f"{HEADS[bound.head]} * CHUNK", "chunks", "skip_threshold"),
-    )
-    return "\n    ".join(("T.call_extern(", *(f"{argument}," for argument in arguments))) + "\n)"
+    totals = f"T.address_of({bound.name}[first_slot, {HEAD[bound.head]}, CHUNK - 1])"
+    return _call("int32", WARM_UP, totals, f"{HEADS[bound.head]} * CHUNK", "chunks", "skip_threshold")
+
+
+def _call(result: str, function: str, *arguments: str) -> str:
+    """A device function's call, one argument a line."""
+    given = (f'"{result}"', f'"{function}"', *arguments)
+    return "\n    ".join(("T.call_extern(", *(f"{argument}," for argument in given))) + "\n)"

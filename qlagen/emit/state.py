@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlagen.emit import views
-from qlagen.emit.context import Context, role_warp
+from qlagen.emit.context import Context, first_thread, role_warp
 from qlagen.emit.matrices import WARP_ROWS
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Role
@@ -25,9 +25,15 @@ def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
     form = None if operand is None else context.fragment(operand)
     sources = _segment_sources(context, role) if context.segment is not None else _sources(context, role)
     condition, out = _target(context, role)
-    return (views.LoadState(tile, rows, columns, sources, form, role_warp(role)),), (
-        views.StoreState(tile, columns, condition, out, role_warp(role)),
-    )
+    load = views.LoadState(tile, rows, columns, sources, form, role_warp(role))
+    joins = (_join(role),) if context.segment is not None else ()
+    return (*joins, load), (views.StoreState(tile, columns, condition, out, role_warp(role)),)
+
+
+def _join(role: Role) -> views.Join:
+    """The first tile of values speaks for all."""
+    condition = "active != 0 and value_column == 0"
+    return views.Join(first_thread(role), condition, "segment_joined[segment - sequence, value_head]")
 
 
 def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:

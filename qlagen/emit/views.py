@@ -385,6 +385,16 @@ class StoreState(Line):
 
 
 @dataclass(frozen=True)
+class Join(Line):
+    """Where it is kept whether a segment's map joins it to those before, and who says so, when."""
+
+    macro = "join"
+    first_thread: str
+    condition: str
+    out: str
+
+
+@dataclass(frozen=True)
 class Clear(Line):
     """Zeros in a register tile that the first iteration does not read, which TileLang cannot know."""
 

@@ -1,8 +1,8 @@
 """A scheduled kernel: who does what, when, in which registers and which shared memory, and what synchronises them.
 
 Everything here is derived from a `Program` and an `Options` record by rule; the emitter only spells it. A kernel is a
-loop over iterations (the chunks of one sequence when the program carries a state, else work items of a persistent
-grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover roles are single warps.
+loop over iterations (the chunks of one sequence when the program carries a state, or of several, one after another;
+else work items of a persistent grid). Every role runs the same number of iterations. Compute roles are whole warpgroups; mover roles are single warps.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Options:
     """Value heads that an iteration of a chunk-parallel kernel works on, a warp each; 1: one, by a warpgroup."""
     keys: int = 1
     """Key heads whose value heads these are, as many of each."""
+    persistent: bool = False
+    """Of a carried kernel: a CTA walks one item (segment, head and tile) after another, and its rings run on."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _tables(top: Table, key: str) -> list[Table]:
 
 def _read_carried(table: Table, target: str) -> Options:
     required = ("name", "value_tile", "stages", "ahead", "output_stages", "registers")
-    table.check_keys(required, ("ctas_per_sm", "delays"))
+    table.check_keys(required, ("ctas_per_sm", "persistent", "delays"))
     delays = table.integers("delays", 0, 64) if "delays" in table.values else ()
     return Options(
         name=_name(table),
@@ -136,12 +136,13 @@ def _read_carried(table: Table, target: str) -> Options:
         output_stages=table.integer("output_stages", 1, MOST_STAGES),
         registers=_registers(table, target, _CARRIED_REGISTERS),
         ctas_per_sm=table.integer("ctas_per_sm", 1, 8) if "ctas_per_sm" in table.values else 1,
+        persistent="persistent" in table.values and table.boolean("persistent"),
         delays=tuple((f"#{number}", delay) for number, delay in enumerate(delays, 1)),
     )
 
 
 def _read_segment(table: Table, target: str) -> Options:
-    table.check_keys(("name", "value_tile", "stages", "ahead", "registers"), ("ctas_per_sm", "form"))
+    table.check_keys(("name", "value_tile", "stages", "ahead", "registers"), ("ctas_per_sm", "persistent", "form"))
     return Options(
         name=_name(table),
         value_tile=_value_tile(table),
@@ -150,6 +151,7 @@ def _read_segment(table: Table, target: str) -> Options:
         output_stages=1,
         registers=_registers(table, target, _CARRIED_REGISTERS),
         ctas_per_sm=table.integer("ctas_per_sm", 1, 8) if "ctas_per_sm" in table.values else 1,
+        persistent="persistent" in table.values and table.boolean("persistent"),
         form=table.integer("form", 1, MOST_FORMS) if "form" in table.values else 0,
     )
 

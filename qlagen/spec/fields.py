@@ -80,6 +80,12 @@ class Table:
     def integer(self, key: str, low: int, high: int) -> int:
         return self._integer(key, self.values[key], low, high)
 
+    def boolean(self, key: str) -> bool:
+        value = self.values[key]
+        if not isinstance(value, bool):
+            raise self._wrong_type(key, value, "true or false")
+        return value
+
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
         items = self._array(key, "integers")
         return tuple(self._integer(key, item, low, high, index) for index, item in enumerate(items))

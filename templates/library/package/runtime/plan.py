@@ -240,5 +240,5 @@ def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_
 
 
 def cta_count(kernel: Kernel, columns: int, sequence_heads: int) -> int:
-    """CTAs of a kernel with a carried state."""
+    """CTAs of a kernel with a carried state; its items where the grid is persistent."""
     return sequence_heads * -(-columns // kernel.value_tile)

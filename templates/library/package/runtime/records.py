@@ -82,6 +82,11 @@ class Kernel:
         """Names of the built function's parameters, in order."""
         return (*self.tensors, *(name for name, _ in self.scalars), *self.dynamic)
 
+    @cached_property
+    def persistent(self) -> bool:
+        """Whether its CTAs walk several items each, as many as `workers` says."""
+        return "workers" in self.parameters
+
 
 @dataclass(frozen=True)
 class Program:

@@ -15,7 +15,7 @@ from torch import Tensor
 from qla_ops.runtime import loader
 from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, item_count, plan_kernels, workers
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, forced
+from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, cta_count, forced
 from qla_ops.runtime.records import Kernel, Operator
 
 _ALIGNMENT = 16
@@ -167,19 +167,31 @@ def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables, key_hea
     value_heads = o.shape[2]
     chosen = (plan.forward.name, plan.segment.name if plan.segment else None)
     heads = key_heads, value_heads
-    key = (operator.name, o.dtype, o.device.index, heads, tables.chunk_count, tables.chain_count, chosen, forced())
+    counts = (tables.chunk_count, tables.segments, tables.joints, tables.chain_count)
+    key = (operator.name, o.dtype, o.device.index, heads, counts, chosen, forced())
     if key not in _KNOWN:
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
-        columns = tables.chain_count * value_heads * -(-operator.sizes["V"] // JOIN_COLUMNS)
         launches = []
         for kernel in plan_kernels(operator, plan, *heads):
-            items = columns if kernel is loader.JOIN else item_count(kernel, tables.chunk_count, *heads)
+            items = _items(operator, kernel, tables, *heads)
             if items > 0:
                 launches.append(_load(kernel, o.dtype, workers(kernel, items, processors)))
         _KNOWN[key] = tuple(launches)
     return _KNOWN[key]
+
+
+def _items(operator: Operator, kernel: Kernel, tables: Tables, key_heads: int, value_heads: int) -> int:
+    """What the CTAs of a kernel share."""
+    key_dim, value_dim = operator.sizes["K"], operator.sizes["V"]
+    if kernel is loader.JOIN:
+        return tables.chain_count * value_heads * -(-value_dim // JOIN_COLUMNS)
+    if kernel.kind == "carried":
+        return cta_count(kernel, value_dim, tables.segments * value_heads)
+    if kernel.kind == "segment":
+        return cta_count(kernel, value_dim + key_dim, tables.joints * value_heads)
+    return item_count(kernel, tables.chunk_count, key_heads, value_heads)
 
 
 def _load(kernel: Kernel, data_type: torch.dtype, count: int) -> Launch:

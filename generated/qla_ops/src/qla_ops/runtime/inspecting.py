@@ -130,9 +130,8 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
         if kernel.kind == "carried":
             result.append(_carried(kernel, sizes["V"], plan.cutting.segments, facts.value_heads, processors))
         elif kernel.kind == "segment":
-            result.append(
-                _carried(kernel, sizes["V"] + sizes["K"], plan.cutting.segments, facts.value_heads, processors)
-            )
+            walked = plan.cutting.segments - (facts.sequences if kernel.persistent else 0)
+            result.append(_carried(kernel, sizes["V"] + sizes["K"], walked, facts.value_heads, processors))
         elif kernel is loader.JOIN:
             chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)
             count = workers(kernel, chains * facts.value_heads * -(-sizes["V"] // JOIN_COLUMNS), processors)
@@ -150,7 +149,7 @@ def _carried(kernel: Kernel, columns: int, segments: int, value_heads: int, proc
     count = cta_count(kernel, columns, pairs)
     fits = "all at once" if count <= processors * kernel.ctas_per_sm else "in turns"
     reason = f"{pairs} segments x heads, tile of {kernel.value_tile} columns, {fits} on {processors} SMs"
-    return Launch(kernel.name, count, reason)
+    return Launch(kernel.name, workers(kernel, count, processors) if kernel.persistent else count, reason)
 
 
 def _plan_lines(call: Call, plan: Plan) -> tuple[str, ...]:
