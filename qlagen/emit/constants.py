@@ -91,6 +91,7 @@ def exports(context: Context) -> Entries:
         ("DYNAMIC", _strings(dynamic_dimensions(context))),
         ("DATA_TYPES", _strings(DATA_TYPES)),
         ("CTAS_PER_SM", str(schedule.options.ctas_per_sm)),
+        *([] if context.carried else [("ITEM_HEADS", f"({context.keys}, {context.heads // context.keys})")]),
         ("SHARED_BYTES", str(schedule.shared_bytes)),
         ("PASS_CONFIGS", _listed("{", (f'"{key}": {value}' for key, value in PASS_CONFIGS.items()), "}")),
     )

@@ -24,8 +24,8 @@ _LOCAL = (
     " sequence_before sequence_after opens follows closes"
     " strip done joint segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
-    " ratio groups units group head heads keys load_heads clear_tiles head_inverse sums lane_sum lane_before part row_sums"
-    " accumulated inverse blocks"
+    " ratio groups units group head heads keys load_heads clear_tiles head_inverse sums lane_sum lane_before part"
+    " row_sums accumulated inverse blocks"
 )
 _CXX = (
     "alignas alignof asm auto bool case catch char class concept const constexpr default delete do double enum explicit"

@@ -271,8 +271,8 @@ class FetchVector(Line):
 
 @dataclass(frozen=True)
 class FetchHeads(Line):
-    """The same of a tensor by token for up to four value heads from `first` on: `heads` of each of `keys` key heads, which
-    have `ratio` value heads each; in the registers there is room for `room` of each."""
+    """The same of a tensor by token for up to four value heads from `first` on: `heads` of each of `keys` key heads,
+    which have `ratio` value heads each; in the registers there is room for `room` of each."""
 
     macro = "fetch_heads"
     out: str

@@ -82,6 +82,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 2
+ITEM_HEADS = (2, 2)
 SHARED_BYTES = 87600
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,

@@ -78,6 +78,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 3
+ITEM_HEADS = (1, 4)
 SHARED_BYTES = 60720
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,

@@ -92,6 +92,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 2
+ITEM_HEADS = (2, 2)
 SHARED_BYTES = 89664
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,

@@ -88,6 +88,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 3
+ITEM_HEADS = (1, 4)
 SHARED_BYTES = 62784
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,
