@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from qlagen.emit.context import TILE, Context, entry, ring_name, role_warp, stage
 from qlagen.emit.expressions import broken, factors, product, render, strictest
 from qlagen.emit.matrices import is_accumulator
-<<<<<<< HEAD
 from qlagen.emit.views import Comment, Decay, GateVector, Map, MapLoop, Vector
-=======
-from qlagen.emit.views import Comment, Decay, GateVector, Gather, Map, MapLoop, Vector
->>>>>>> prep2
 from qlagen.errors import QlagenError
 from qlagen.program.ir import ElementExpr, Gate, Number, Ref
 from qlagen.schedule.model import Role, Step
