@@ -18,7 +18,7 @@ UNDECAYED_PERCENT = 25
 """Heads that are expected to need the maps of segments, where an operator has gates."""
 WARM_CHUNKS = 6
 """Chunks after which the other heads are expected to have forgotten their state."""
-LONG_PERCENT = 12
+LONG_PERCENT = 25
 """Packed calls that are expected to be mostly one long sequence."""
 TIE_PERCENT = 5
 """Plans whose times differ by no more rank by simplicity."""
