@@ -6,7 +6,7 @@ from __future__ import annotations
 
 START = 8000
 """A CTA's start and end."""
-EMPTY = 0
+EMPTY = 1200
 """A CTA that finds nothing to do."""
 LAUNCH = 2000
 """One more kernel in a stream."""
