@@ -49,6 +49,8 @@ def candidate_constants(context: Context) -> Entries:
         ("BLOCK", "16"),
         ("LANE_ENTRIES", "CHUNK // WARP"),
         ("HEADS", str(options.heads)),
+        ("KEYS", str(options.keys)),
+        ("HEADS_PER_KEY", "HEADS // KEYS"),
         ("QUAD", "4"),
         ("LANE_STEPS", str(WARP.bit_length() - 1)),
         ("SCAN_FLOOR", "-128.0"),
@@ -89,6 +91,7 @@ def exports(context: Context) -> Entries:
         ("DYNAMIC", _strings(dynamic_dimensions(context))),
         ("DATA_TYPES", _strings(DATA_TYPES)),
         ("CTAS_PER_SM", str(schedule.options.ctas_per_sm)),
+        *([] if context.carried else [("ITEM_HEADS", f"({context.keys}, {context.heads // context.keys})")]),
         ("SHARED_BYTES", str(schedule.shared_bytes)),
         ("PASS_CONFIGS", _listed("{", (f'"{key}": {value}' for key, value in PASS_CONFIGS.items()), "}")),
     )

@@ -62,6 +62,11 @@ class Context:
         """Value heads of an iteration."""
         return self.schedule.options.heads
 
+    @property
+    def keys(self) -> int:
+        """Key heads of an iteration."""
+        return self.schedule.options.keys
+
     def size(self, symbol: str) -> int:
         return dict(self.schedule.dims)[symbol]
 

@@ -30,19 +30,33 @@ def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """The loop body of a compute role."""
     lines = tuple(_line(context, role, instruction) for instruction in role.body)
     counted = any(isinstance(line, views.InverseHeads) for line in lines)
-    return (head_count(), *lines) if counted else lines
+    return (views.Assign((ITEM, *head_counts(context))), *lines) if counted else tuple(lines)
 
 
 ITEM = ("item", "block + step * workers")
 """An item of a persistent grid."""
 GROUP = ("group", "T.truncmod(item, groups)")
 """Which of the groups of a key head's value heads an item works on."""
-HEAD_COUNT = ("heads", "T.min(HEADS, ratio - group * HEADS)")
 
 
-def head_count() -> views.Assign:
-    """How many value heads an iteration has: the last of a key head's groups may have fewer."""
-    return views.Assign((ITEM, GROUP, HEAD_COUNT))
+def head_counts(context: Context) -> tuple[tuple[str, str], ...]:
+    """How many value heads an iteration has, of each of its key heads, and how many key heads: the last of a key head's
+    groups, and the last key heads, may be fewer."""
+    if context.keys == 1:
+        return (GROUP, ("heads", "T.min(HEADS, ratio - group * HEADS)"))
+    return (
+        GROUP,
+        ("key_head", "T.truncdiv(T.truncmod(item, units), groups) * KEYS"),
+        ("heads", "T.min(HEADS_PER_KEY, ratio - group * HEADS_PER_KEY)"),
+        ("keys", "T.min(KEYS, key_heads - key_head)"),
+    )
+
+
+def has_head(context: Context, head: str) -> str:
+    """Whether an iteration has the value head of that number."""
+    if context.keys == 1:
+        return f"{head} < heads"
+    return f"T.And({head} % HEADS_PER_KEY < heads, {head} // HEADS_PER_KEY < keys)"
 
 
 def barrier_line(context: Context, instruction: Instruction) -> views.Line:
@@ -186,7 +200,7 @@ def _share(context: Context, role: Role, step: Step) -> views.Line:
     _check_chunk(context, step)
     out = _operand(context, step.ring_out)
     matrix = context.fragment(step.reads[0])
-    return views.Share(role_warp(role), matrix, _vector(out, None), str(out.shape[0]), comment_of(step))
+    return views.Share(role_warp(role), matrix, _vector(out, str(step.key)), str(out.shape[0]), comment_of(step))
 
 
 def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
@@ -194,8 +208,8 @@ def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
     warp = role_warp(role)
     factors, decay = (None if r is None else _vector(_operand(context, r), warp) for r in (step.factors, step.decay))
     return views.InverseHeads(
-        warp=warp,
-        matrix=_vector(matrix, None),
+        guard=has_head(context, warp),
+        matrix=_vector(matrix, f"{warp} // HEADS_PER_KEY"),
         extent=str(matrix.shape[0]),
         factors=factors,
         gates=decay,
@@ -205,9 +219,9 @@ def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
     )
 
 
-def _vector(ring: Ring, head: str | None) -> str:
+def _vector(ring: Ring, head: str) -> str:
     """The first entry of a vector, of a head where it has several."""
-    return f"{ring_name(ring)}[{stage(ring) if head is None else stage_head(ring, head)}, 0]"
+    return f"{ring_name(ring)}[{stage_head(ring, head)}, 0]"
 
 
 def clear_lines(context: Context, role: Role) -> tuple[views.Line, ...]:

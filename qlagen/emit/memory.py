@@ -21,7 +21,7 @@ def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
     return tuple(
         file_views.SharedView(
             name=ring_name(ring),
-            shape=_ring_shape(ring),
+            shape=_ring_shape(context, ring),
             dtype=dtype_text(ring.dtype),
             static=is_static(ring),
             note=f"{_dtype_note(ring.dtype)}, {ring.bytes} bytes: {ring.producer} -> {', '.join(ring.consumers)}",
@@ -30,10 +30,10 @@ def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
     )
 
 
-def _ring_shape(ring: Ring) -> str:
+def _ring_shape(context: Context, ring: Ring) -> str:
     sizes = [TILE[dim] for dim in ring.dims] or [str(size) for size in ring.shape]
     if ring.heads > 1:
-        sizes.insert(0, "HEADS")
+        sizes.insert(0, "HEADS" if ring.heads == context.heads and ring.dims else str(ring.heads))
     return f"({', '.join((STAGES[ring.stage_class], *sizes))})"
 
 

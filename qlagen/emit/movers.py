@@ -18,7 +18,7 @@ from qlagen.emit.context import (
     stage,
     stage_head,
 )
-from qlagen.emit.lines import GROUP, HEAD_COUNT, ITEM, barrier_line
+from qlagen.emit.lines import ITEM, barrier_line, has_head, head_counts
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Tensor
 from qlagen.schedule.model import Instruction, Ring, Role
@@ -109,10 +109,9 @@ def _head_coordinates(context: Context, key_head: bool) -> list[tuple[str, str]]
         return values + [("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))")] * key_head
     return [
         ("slot", "T.truncdiv(item, units)"),
-        ("key_head", "T.truncdiv(T.truncmod(item, units), groups)"),
-        GROUP,
-        ("value_head", "key_head * ratio + group * HEADS"),
-        HEAD_COUNT,
+        *([] if context.keys > 1 else [("key_head", "T.truncdiv(T.truncmod(item, units), groups)")]),
+        *head_counts(context),
+        ("value_head", f"key_head * ratio + group * {'HEADS' if context.keys == 1 else 'HEADS_PER_KEY'}"),
     ]
 
 
@@ -123,7 +122,7 @@ def _line(context: Context, role: Role, instruction: Instruction, tail: bool) ->
         raise QlagenError("E-EMIT", f"mover {role.name} cannot do {instruction.kind!r}")
     ring = context.rings[instruction.ring]
     if len(ring.shape) == 1:
-        return _load_vector(ring) if instruction.kind == "load" else _store_vector(ring)
+        return _load_vector(ring) if instruction.kind == "load" else _store_vector(context, ring)
     return _store_rows(context, ring) if tail and tensor_of(ring).layout == "token" else _store_tile(context, ring)
 
 
@@ -135,14 +134,25 @@ def is_cut(context: Context, tensor: Tensor) -> bool:
 def _tile_in_tensor(context: Context, ring: Ring) -> str:
     """The chunk's tile in global memory."""
     tensor = tensor_of(ring)
-    head, columns = _head(ring), columns_of(tensor.dims, context.carried)
+    head, columns = _head(context, ring), columns_of(tensor.dims, context.carried)
     if tensor.layout == "token":
         return f"{tensor.name}[start:start + CHUNK, {head}, {columns}]"
     return f"{tensor.name}[slot, {head}, :, {columns}]"
 
 
-def _head(ring: Ring) -> str:
-    return f"{HEAD[tensor_of(ring).head]} + head" if ring.heads > 1 else HEAD[tensor_of(ring).head]
+def _head(context: Context, ring: Ring) -> str:
+    """The head of a tensor that an iteration, or a turn of its loop over heads, moves."""
+    first = HEAD[tensor_of(ring).head]
+    if ring.load is not None and ring.load.key > 0:
+        return f"T.min({first} + {ring.load.key}, key_heads - 1)"  # a tile that is not there is never used
+    if ring.heads == 1:
+        return first
+    return f"{first} + " + ("head" if context.keys == 1 else "head // HEADS_PER_KEY * ratio + head % HEADS_PER_KEY")
+
+
+def _guard(context: Context, ring: Ring) -> str | None:
+    """Whether a turn of a loop over heads has something to move; None: there is no such loop."""
+    return has_head(context, "head") if ring.heads > 1 else None
 
 
 def _parts(ring: Ring) -> str:
@@ -196,7 +206,7 @@ def _tile(context: Context, ring: Ring) -> views.TileView:
 
 def _store_tile(context: Context, ring: Ring) -> views.StoreTile:
     name = tensor_of(ring).name
-    return views.StoreTile(slot(ring), _tile_in_tensor(context, ring), ring.heads > 1, views.Comment("", name))
+    return views.StoreTile(slot(ring), _tile_in_tensor(context, ring), _guard(context, ring), views.Comment("", name))
 
 
 def _store_rows(context: Context, ring: Ring) -> views.StoreRows:
@@ -226,11 +236,11 @@ def vector_registers(ring: Ring) -> str:
     return f"{ring.name}_next"
 
 
-def _vector_in_tensor(ring: Ring, index: str) -> str:
+def _vector_in_tensor(context: Context, ring: Ring, index: str) -> str:
     tensor = tensor_of(ring)
     if tensor.layout == "token":
-        return f"{tensor.name}[start + {index}, {_head(ring)}]"
-    return f"{tensor.name}[slot, {_head(ring)}, {index}]"
+        return f"{tensor.name}[start + {index}, {_head(context, ring)}]"
+    return f"{tensor.name}[slot, {_head(context, ring)}, {index}]"
 
 
 def _fetch_vector(context: Context, ring: Ring) -> views.Line:
@@ -239,8 +249,9 @@ def _fetch_vector(context: Context, ring: Ring) -> views.Line:
     if ring.heads > 1:
         if tensor.layout != "token":
             raise QlagenError("E-EMIT", f"tensor {tensor.name}: only vectors by token are loaded for several heads")
-        return views.FetchHeads(vector_registers(ring), f"{tensor.name}[start, value_head]", comment)
-    source = _vector_in_tensor(ring, "lane + entry * WARP")
+        counts = ("heads", "keys", "ratio", "HEADS_PER_KEY") if context.keys > 1 else ("heads", "1", "0", "HEADS")
+        return views.FetchHeads(vector_registers(ring), f"{tensor.name}[start, value_head]", *counts, comment)
+    source = _vector_in_tensor(context, ring, "lane + entry * WARP")
     return views.FetchVector(vector_registers(ring), source, is_cut(context, tensor), comment)
 
 
@@ -254,11 +265,11 @@ def _load_vector(ring: Ring) -> views.LoadVector:
     )
 
 
-def _store_vector(ring: Ring) -> views.StoreVector:
+def _store_vector(context: Context, ring: Ring) -> views.StoreVector:
     tensor = tensor_of(ring)
     if tensor.layout != "chunk":
         message = f"tensor {tensor.name}: a vector can be stored to a tensor padded to whole chunks only"
         raise QlagenError("E-EMIT", message)
-    out = _vector_in_tensor(ring, "lane + entry * WARP")
-    heads = ring.heads > 1
-    return views.StoreVector(ring_name(ring), stage_head(ring, "head"), out, heads, views.Comment("", tensor.name))
+    out = _vector_in_tensor(context, ring, "lane + entry * WARP")
+    comment = views.Comment("", tensor.name)
+    return views.StoreVector(ring_name(ring), stage_head(ring, "head"), out, _guard(context, ring), comment)

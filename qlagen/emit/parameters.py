@@ -14,17 +14,18 @@ _BOTH = f"({FULL['V']} + {FULL['K']})"
 """Columns of a segment's state and map."""
 _JOINT_SHAPE = ("joints", "value_heads", f"{_BOTH} * {FULL['K']}")
 """The last segment of a sequence is joined to nothing: it has no row."""
-_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "joints", "chunk_count")
+_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "segment_bounds", "joints", "chunk_count")
 _LOCAL = (
     "T tilelang build turned data_type tx warp lane block step row column entry sequence sequences"
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
     " cuts tokens chunk_count workers chunk_first chunk_rows initial_state final_state"
+    " used has_spare_chunks segment_bounds"
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
     " strip done joint segment_joined skip_threshold joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
-    " ratio groups units group head heads load_heads clear_tiles head_inverse sums lane_sum lane_before part row_sums"
-    " accumulated inverse blocks"
+    " ratio groups units group head heads keys load_heads clear_tiles head_inverse sums lane_sum lane_before part"
+    " row_sums accumulated inverse blocks"
 )
 _CXX = (
     "alignas alignof asm auto bool case catch char class concept const constexpr default delete do double enum explicit"
@@ -38,11 +39,11 @@ RESERVED = frozenset((*_LOCAL.split(), *_CXX.split(), *keyword.kwlist))
 def parameters(context: Context) -> tuple[TensorView, ...]:
     """Tensor parameters in order: loads, tables, states to start from, stores, the final state."""
     program = context.schedule.program
-    loads = tuple(_tensor(o.tensor) for o in program.operations if isinstance(o, Load))
+    loads = tuple(_tensor(o.tensor) for o in program.operations if isinstance(o, Load) and o.key == 0)
     stores = tuple(_tensor(store.tensor) for store in program.stores)
     if not context.carried:
         chunks = (_view(name, ("chunk_count",), '"int32"') for name in ("chunk_first", "chunk_rows"))
-        return (*loads, *chunks, *stores)
+        return (*loads, *chunks, _view("segment_chunks", ("segment_bounds",), '"int32"'), *stores)
     bounds = (_view(name, ("segments + 1",), '"int32"') for name in ("segment_offsets", "segment_chunks"))
     tables = (*bounds, _view("segment_sequence", ("segments",), '"int32"'))
     initial, final = (_view(name, _STATE_SHAPE, '"float32"') for name in ("initial_state", "final_state"))
@@ -71,7 +72,7 @@ def scalars(context: Context) -> tuple[tuple[str, str], ...]:
     """Scalar parameters in order, with their types."""
     own = tuple((name, "float32") for name in context.schedule.program.scalars)
     if not context.carried:
-        return (*own, ("workers", "int32"))
+        return (*own, ("workers", "int32"), ("has_spare_chunks", "int32"))
     workers = (("workers", "int32"),) if context.persistent else ()
     strides = tuple((name, "int32") for name in ("state_key_stride", "state_value_stride", "has_initial_state"))
     if context.segment is not None:
@@ -102,7 +103,7 @@ def token_stores(context: Context) -> tuple[Store, ...]:
 def check_names(context: Context) -> None:
     """Raises E-EMIT-NAME when a tensor or scalar has a name that the kernel's text uses itself."""
     program = context.schedule.program
-    tensors = [o.tensor.name for o in program.operations if isinstance(o, Load)]
+    tensors = [o.tensor.name for o in program.operations if isinstance(o, Load) and o.key == 0]
     names = (*tensors, *(store.tensor.name for store in program.stores), *program.scalars)
     for name in names:
         if name in RESERVED or (name.isupper() and len(name) > 1):

@@ -6,6 +6,8 @@ from qlagen.emit.constants import Entries
 from qlagen.emit.context import DONE, HEAD, HEADS, Context
 from qlagen.program.ir import Segment, Tensor
 
+_USED = ("used", "T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)")
+"""Slots with a chunk: those without are the last ones. Where the host knows that there are none, nothing is read."""
 WARM_UP = "warm_up_chunks"
 """The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
 JOINT_SEGMENT = "joint_segment"
@@ -18,13 +20,15 @@ def prologue(context: Context) -> Entries:
         return (("item", "block"), ("done", "0"), *(() if context.segment else (("cuts", "0"),)))
     if not context.carried:
         shared = any(tensor.head == "key" for tensor in _loaded(context))
-        items = f"chunk_count * {'value_heads' if context.heads == 1 else 'units'}"
-        loop = (("iterations", _share(items)), ("cuts", "0"))
+        items = f"used * {'value_heads' if context.heads == 1 else 'units'}"
+        loop = (_USED, ("iterations", _share(items)), ("cuts", "0"))
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")
-        groups = ("groups", "T.truncdiv(ratio + HEADS - 1, HEADS)")
-        return (ratio, groups, ("units", f"{'key_heads * ' if shared else ''}groups"), *loop)
+        each = "HEADS" if context.keys == 1 else "HEADS_PER_KEY"
+        groups = ("groups", f"T.truncdiv(ratio + {each} - 1, {each})")
+        keys = "key_heads" if context.keys == 1 else "T.truncdiv(key_heads + KEYS - 1, KEYS)"
+        return (ratio, groups, ("units", f"{keys} * groups" if shared else "groups"), *loop)
     return _item(context, "block")
 
 

@@ -221,7 +221,7 @@ class InverseHeads(Line):
     of the cumulative log gate `gates`, each a vector in shared memory or None."""
 
     macro = "inverse_heads"
-    warp: str
+    guard: str
     matrix: str
     extent: str
     factors: str | None
@@ -271,11 +271,16 @@ class FetchVector(Line):
 
 @dataclass(frozen=True)
 class FetchHeads(Line):
-    """The same of a tensor by token for up to four value heads, which lie side by side in memory, from `first` on."""
+    """The same of a tensor by token for up to four value heads from `first` on: `heads` of each of `keys` key heads,
+    which have `ratio` value heads each; in the registers there is room for `room` of each."""
 
     macro = "fetch_heads"
     out: str
     first: str
+    heads: str
+    keys: str
+    ratio: str
+    room: str
     comment: Comment
 
 
@@ -293,13 +298,13 @@ class LoadVector(Line):
 
 @dataclass(frozen=True)
 class StoreTile(Line):
-    """TMA of a whole tile, or of one for each value head (`heads`), to global memory, waiting until the slot has been
-    read."""
+    """TMA of a whole tile, or of one for each value head for which `guard` holds, to global memory, waiting until the
+    slot has been read."""
 
     macro = "store_tile"
     slot: str
     out: str
-    heads: bool
+    guard: str | None
     comment: Comment
 
 
@@ -322,7 +327,7 @@ class StoreVector(Line):
     ring: str
     stage: str
     out: str
-    heads: bool
+    guard: str | None
     comment: Comment
 
 

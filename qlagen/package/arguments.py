@@ -17,7 +17,16 @@ OPTIONS = (
 """Arguments that every public function has after the spec's inputs."""
 
 KERNEL_NAMES = (
-    *("o", "final_state", "chunk_offsets", "chunk_first", "chunk_rows", "workers"),
+    *(
+        "o",
+        "final_state",
+        "chunk_offsets",
+        "chunk_first",
+        "chunk_rows",
+        "workers",
+        "has_spare_chunks",
+        "segment_bounds",
+    ),
     *("segment_offsets", "segment_chunks", "segment_sequence", "segment_state", "segment_joined", "segments", "joints"),
     *("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state", "skip_threshold"),
     *(

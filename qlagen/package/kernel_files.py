@@ -23,6 +23,8 @@ class KernelFile:
     kind: str
     value_tile: int
     ctas_per_sm: int
+    item_heads: tuple[int, int]
+    """Of a chunk-parallel kernel: key heads of an item, and value heads of each."""
     data_types: tuple[str, ...]
 
 
@@ -41,6 +43,7 @@ def read_kernel_file(text: str, operator: str) -> KernelFile:
         kind=str(_constant(values, "KIND", name)),
         value_tile=int(_constant(values, "VALUE_TILE", name)),
         ctas_per_sm=int(_constant(values, "CTAS_PER_SM", name)),
+        item_heads=values.get("ITEM_HEADS", (1, 1)),
         data_types=tuple(map(str, _constant(values, "DATA_TYPES", name))),
     )
 

@@ -38,6 +38,7 @@ class KernelView:
     kind: str
     value_tile: int
     ctas_per_sm: int
+    item_heads: str
     data_types: str
     chunk_nanoseconds: str
 
@@ -167,6 +168,7 @@ def _view_kernel(spec: OpSpec, kernel: KernelFile, costs: PlanCosts) -> KernelVi
         kind=kernel.kind,
         value_tile=kernel.value_tile,
         ctas_per_sm=kernel.ctas_per_sm,
+        item_heads=_python(kernel.item_heads),
         data_types=_python(kernel.data_types),
         chunk_nanoseconds=_python(costs.chunk_nanoseconds(kernel.kind, kernel.value_tile)),
     )

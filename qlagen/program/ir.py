@@ -64,6 +64,8 @@ class Load:
     name: str
     tensor: Tensor
     origin: str = ""
+    key: int = 0
+    """How many key heads after the first one of a kernel's iteration."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from qlagen.schedule.analysis import Analysis, analyse, misplaced, roots
 from qlagen.schedule.checks import check_schedule
 from qlagen.schedule.handover import insert_syncs
 from qlagen.schedule.head_role import lower_heads
+from qlagen.schedule.key_heads import for_key_heads
 from qlagen.schedule.model import Options, Ring, Role, Schedule
 from qlagen.schedule.movers import MoverWarp, assign_movers
 from qlagen.schedule.order import Order, candidate_orders, choose, order_as_written, rank
@@ -83,8 +84,11 @@ def lower(program: Program, dims: Mapping[str, int], options: Options, target: T
     """Rules 1 to 3: which role does what, which way round, as which steps."""
     analysis = analyse(program, dims, options.value_tile)
     if program.carry is None:
-        lowering = lower_heads if options.heads > 1 else lower_plain
-        tile = lowering(TILE, analysis, target.clocks, analysis.program.operations)
+        if options.heads == 1:
+            tile = lower_plain(TILE, analysis, target.clocks, analysis.program.operations)
+        else:
+            analysis = analysis if options.keys == 1 else for_key_heads(analysis, options.keys)
+            tile = lower_heads(TILE, analysis, target.clocks, options.keys)
         return Lowered(analysis, (tile,), transposed=False)
     if program.carry.next not in analysis.dependent:
         reason = f"replaces {program.carry.name} without depending on it"

@@ -3,11 +3,11 @@ in common once, then each warp does all of one head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from qlagen.program.ir import Elementwise, Gate, Gemm, Inverse, Load, Operation, Scan
 from qlagen.schedule.analysis import Analysis
+from qlagen.schedule.key_heads import copy_name
 from qlagen.schedule.model import Step
 from qlagen.schedule.plain_role import PlainRole
 from qlagen.schedule.similarity import factor, refused
@@ -19,12 +19,17 @@ SHARED_WORDS = 6 * 256 + 8 * 72 + 4 * 128
 four in two 16-bit parts, each twice."""
 
 
-def lower_heads(name: str, analysis: Analysis, clocks: Clocks, operations: Iterable[Operation]) -> RoleSteps:
-    """Steps of a role that makes `operations` for several value heads. Raises E-HEADS for what it cannot do."""
-    return _HeadRole(name, analysis, clocks, tuple(operations), (), ()).lower()
+def lower_heads(name: str, analysis: Analysis, clocks: Clocks, keys: int = 1) -> RoleSteps:
+    """Steps of a role that makes a program's values for several value heads. What they share is there for `keys` key
+    heads. Raises E-HEADS for what it cannot do."""
+    return _HeadRole(name, analysis, clocks, keys).lower()
 
 
 class _HeadRole(PlainRole):
+    def __init__(self, name: str, analysis: Analysis, clocks: Clocks, keys: int) -> None:
+        super().__init__(name, analysis, clocks, analysis.program.operations, (), ())
+        self.keys = keys
+
     def _lower(self, operation: Operation) -> None:
         inverted = {o.source for o in self.own.values() if isinstance(o, Inverse)}
         if isinstance(operation, Scan):
@@ -49,19 +54,12 @@ class _HeadRole(PlainRole):
             if vector is not None and (self.analysis.is_shared(vector) or not self._in_memory(vector)):
                 raise refused(self.analysis, inverse.name, f"needs {vector}, which no tensor of value heads gives")
         shared = self.fresh(f"{factored.matrix}_shared")
-        source = self.register(factored.matrix)
-        self.writes[shared] = RingWrite(shared, factored.matrix, (), "float32", self.name, scratch=SHARED_WORDS)
-        self.steps.append(
-            Step(
-                "share",
-                shared,
-                reads=(source,),
-                ring_out=self.read(shared),
-                cost=self.values[source].registers * self.clocks.put_register,
-                origin=inverse.origin,
-                note=f"{factored.matrix} for all heads",
-            )
+        for key in range(self.keys):
+            self._share(copy_name(factored.matrix, key), shared, key, inverse.origin)
+        self.writes[shared] = RingWrite(
+            shared, factored.matrix, (), "float32", self.name, scratch=SHARED_WORDS, copies=self.keys
         )
+        self.read(shared)
         stores = self._stores_of(inverse.name)
         if self.analysis.uses[inverse.name] or not stores:
             raise refused(self.analysis, inverse.name, "is read by the kernel that makes it")
@@ -74,6 +72,7 @@ class _HeadRole(PlainRole):
             inverse.name,
             rings=(shared, *vectors),
             ring_out=ring,
+            after=tuple(copy_name(shared, key) for key in range(self.keys)),
             matrix=shared,
             factors=factored.factors,
             decay=factored.gate,
@@ -83,6 +82,21 @@ class _HeadRole(PlainRole):
             note=f"{inverse.name} = (I + {inverse.source})^-1, a head a warp",
         )
         self.steps.append(replace(step, rings=tuple(dict.fromkeys(step.rings))))
+
+    def _share(self, matrix: str, ring: str, key: int, origin: str) -> None:
+        source = self.register(matrix)
+        self.steps.append(
+            Step(
+                "share",
+                copy_name(ring, key),
+                reads=(source,),
+                ring_out=ring,
+                key=key,
+                cost=self.values[source].registers * self.clocks.put_register,
+                origin=origin,
+                note=f"{matrix} for all heads",
+            )
+        )
 
     def _in_memory(self, vector: str) -> bool:
         return self.analysis.is_load(vector) or isinstance(self.analysis.operations[vector], Scan)

@@ -41,8 +41,9 @@ class Options:
     form: int = 0
     """Number of the form of a segment's program, from 1; 0: the one that the model finds fastest."""
     heads: int = 1
-    """Value heads of one key head that an iteration of a chunk-parallel kernel works on, a warp each; 1: one, by a
-    warpgroup."""
+    """Value heads that an iteration of a chunk-parallel kernel works on, a warp each; 1: one, by a warpgroup."""
+    keys: int = 1
+    """Key heads whose value heads these are, as many of each."""
     persistent: bool = False
     """Of a carried kernel: a CTA walks one item (segment, head and tile) after another, and its rings run on."""
 
@@ -70,7 +71,7 @@ class Ring:
     bytes: int = 0
     """All stages."""
     heads: int = 1
-    """Tiles of so many value heads in a slot."""
+    """Tiles of so many heads in a slot: value heads, or key heads in what they share."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Step:
     transpose_left: bool = False
     transpose_right: bool = False
     clear: bool = True
+    key: int = 0
+    """Of which key head of an iteration a shared matrix is."""
     matrix: str | None = None
     """The ring of what `share` made, in an inverse of heads."""
     factors: str | None = None

@@ -84,7 +84,8 @@ def _load_groups(rings: Sequence[Ring], orders: Mapping[str, Sequence[Line]]) ->
     loads = sorted((r for r in rings if r.producer == LOADER), key=lambda r: first[r.name])
     groups: dict[tuple[object, ...], list[str]] = {}
     for ring in loads:
-        starts = _kind(ring) == "tile" and ring.name in starters
+        starter = ring.load.name if ring.load is not None and ring.load.key == 0 else None
+        starts = _kind(ring) == "tile" and (starter is None or starter in starters)
         groups.setdefault((ring.consumers, ring.stage_class, _kind(ring), starts), []).append(ring.name)
     return [MoverGroup(tuple(names), "load", str(key[2])) for key, names in groups.items()]
 

@@ -157,8 +157,11 @@ def _read_segment(table: Table, target: str) -> Options:
 
 
 def _read_parallel(table: Table, target: str) -> Options:
-    table.check_keys(("name", "stages", "output_stages", "ctas_per_sm", "mover_warps"), ("registers", "heads"))
+    table.check_keys(("name", "stages", "output_stages", "ctas_per_sm", "mover_warps"), ("registers", "heads", "keys"))
     given = "registers" in table.values
+    heads, keys = (table.integer(key, 1, MOST_HEADS) if key in table.values else 1 for key in ("heads", "keys"))
+    if heads % keys:
+        raise table.bad_value("keys", f"{keys} key heads cannot have equally many of {heads} value heads")
     return Options(
         name=_name(table),
         value_tile=0,
@@ -168,7 +171,8 @@ def _read_parallel(table: Table, target: str) -> Options:
         registers=_registers(table, target, _PARALLEL_REGISTERS) if given else (),
         ctas_per_sm=table.integer("ctas_per_sm", 1, 8),
         mover_warps=table.integer("mover_warps", 2, 8),
-        heads=table.integer("heads", 1, MOST_HEADS) if "heads" in table.values else 1,
+        heads=heads,
+        keys=keys,
     )
 
 

@@ -62,7 +62,7 @@ def _made_ring(analysis: Analysis, write: RingWrite, reads: Iterable[RingRead], 
     shape = (write.scratch,) if write.scratch else tuple(analysis.size[dim] for dim in write.dims)
     by_gemm = any(read.asynchronous for read in readers)
     by_tma = write.store is not None and len(shape) == 2
-    heads = 1 if analysis.is_shared(write.value) or write.scratch else options.heads
+    heads = write.copies if analysis.is_shared(write.value) or write.scratch else options.heads
     return Ring(
         write.ring,
         write.dims,

@@ -36,6 +36,8 @@ class RingWrite:
     """Set when a store mover reads it too."""
     scratch: int = 0
     """Elements, when it is not a value of the program but a step's own."""
+    copies: int = 1
+    """Of a scratch: how many there are in a slot."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class EmulatedOperator:
         if call.initial_state is not None:
             pool["initial_state"].copy_(call.initial_state.reshape(state))
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
-        sizes |= {"segments": sequences.segments, "joints": sequences.joints}
+        sizes |= {"segments": sequences.segments, "segment_bounds": sequences.segments + 1, "joints": sequences.joints}
         sizes["chunk_count"] = sequences.slots(tokens)
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             if module.KIND == SEGMENT and not any(call.cuts):
@@ -105,6 +105,7 @@ def _integers(call: Call, workers: int) -> dict[str, float]:
         "has_initial_state": int(call.initial_state is not None),
         "has_final_state": 1,
         "workers": workers,
+        "has_spare_chunks": 1,
         "skip_threshold": call.skip_threshold,
     }
 

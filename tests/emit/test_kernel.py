@@ -67,7 +67,7 @@ def test_run_time_values_are_no_constants() -> None:
         "has_initial_state",
         "has_final_state",
     ]
-    assert constants(emitted(*PREPARE))["SCALARS"] == (("workers", "int32"),)
+    assert constants(emitted(*PREPARE))["SCALARS"] == (("workers", "int32"), ("has_spare_chunks", "int32"))
 
 
 @each_kernel
@@ -98,7 +98,17 @@ def test_instructions_are_spelled_one_for_one(kernel: tuple[str, str, str]) -> N
 @each_kernel
 def test_named_constants_are_all_used(kernel: tuple[str, str, str]) -> None:
     text = emitted(*kernel)
-    exports = {"NAME", "KIND", "TENSORS", "SCALARS", "DATA_TYPES", "CTAS_PER_SM", "SHARED_BYTES", "PASS_CONFIGS"}
+    exports = {
+        "NAME",
+        "KIND",
+        "TENSORS",
+        "SCALARS",
+        "DATA_TYPES",
+        "CTAS_PER_SM",
+        "SHARED_BYTES",
+        "PASS_CONFIGS",
+        "ITEM_HEADS",
+    }
     for name in re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.MULTILINE):
         assert name in exports | {"VALUE_TILE"} or len(re.findall(rf"\b{name}\b", text)) > 1, name
 

@@ -159,10 +159,11 @@ def shapes(length: int, heads: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.usefixtures("explained")
 def test_explain_kernels() -> None:
-    prepare = choose.OPERATORS["gated_delta_rule"].kernels[0]
+    kernels = choose.OPERATORS["gated_delta_rule"].kernels
+    prepare = next(kernel for kernel in kernels if kernel.name.endswith("prepare_pair"))
     assert str(chunk_gated_delta_rule.explain(**inputs())).splitlines() == [
         "chunk_gated_delta_rule: hopper (its kernels take these arguments)",
-        f"  gated_delta_rule_prepare_tile: 8 CTAs (persistent, {prepare.ctas_per_sm} on each of 132 SMs at most)",
+        f"  gated_delta_rule_prepare_pair: 2 CTAs (persistent, {prepare.ctas_per_sm} on each of 132 SMs at most)",
         "  gated_delta_rule_forward_v64: 8 CTAs (4 segments x heads, tile of 64 columns, all at once on 132 SMs)",
         "  sequences stay whole (cutting them is not faster, by the model)",
         "  modelled: 11 us without the prepare kernels",

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from qla_ops.runtime import choose, costs, loader
-from qla_ops.runtime.choose import OPERATORS, call_plan, plan_kernels
+from qla_ops.runtime.choose import OPERATORS, call_plan, item_count, plan_kernels
 from qla_ops.runtime.model import (
     CANDIDATES,
     Weights,
@@ -131,11 +131,12 @@ def test_maps_that_are_never_left_out_cost_time() -> None:
 
 def test_kernels_in_launch_order() -> None:
     kinds = [
-        kernel.name if kernel is loader.JOIN else kernel.kind for kernel in plan_kernels(OPERATOR, plan(1, 9999, 8))
+        kernel.name if kernel is loader.JOIN else kernel.kind
+        for kernel in plan_kernels(OPERATOR, plan(1, 9999, 8), 2, 8)
     ]
     assert kinds == ["chunk_parallel", "segment", "join", "carried"]
     whole = plan(1, 9999, 8, parts=NEVER)
-    assert [kernel.kind for kernel in plan_kernels(OPERATOR, whole)] == ["chunk_parallel", "carried"]
+    assert [kernel.kind for kernel in plan_kernels(OPERATOR, whole, 2, 8)] == ["chunk_parallel", "carried"]
 
 
 def test_packed_plans_are_remembered_for_lengths_about_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +224,28 @@ def test_variants_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
             seen.add((chosen.forward.module, chosen.segment.module))
     assert len(seen) == 4
     assert call_plan(OPERATOR, 1, 32768, 8, SMS, False, 4) is free
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "file"),
+    [(4, 4, "twin"), (2, 4, "pair"), (2, 6, "tile"), (1, 4, "tile"), (2, 16, "tile"), (1, 1, "twin")],
+)
+def test_items_have_room_for_the_value_heads_of_a_key_head(key_heads: int, value_heads: int, file: str) -> None:
+    operator = OPERATORS["gated_delta_rule"]
+    first = plan_kernels(operator, plan(1, 9999, value_heads, operator=operator), key_heads, value_heads)[0]
+    assert first.name == f"gated_delta_rule_prepare_{file}"
+
+
+def test_an_operator_without_key_heads_takes_its_only_kernel() -> None:
+    operator = OPERATORS["mamba2"]
+    first = plan_kernels(operator, plan(1, 9999, 8, operator=operator), 8, 8)[0]
+    assert first.name == "mamba2_prepare_tile"
+
+
+@pytest.mark.parametrize(
+    ("item_heads", "key_heads", "value_heads", "items"),
+    [((1, 1), 2, 8, 8), ((1, 4), 2, 8, 2), ((1, 4), 2, 10, 4), ((2, 2), 3, 6, 2), ((2, 1), 3, 3, 2)],
+)
+def test_items_of_a_chunk(item_heads: tuple[int, int], key_heads: int, value_heads: int, items: int) -> None:
+    kernel = replace(OPERATOR.kernels[0], item_heads=item_heads)
+    assert item_count(kernel, 5, key_heads, value_heads) == 5 * items

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from qlagen.algebra.cache import derive_cached
-from qlagen.program.ir import Program
+from qlagen.program.ir import Load, Program
 from qlagen.program.plan import build_plan
 from qlagen.schedule.build import build_schedule
 from qlagen.schedule.model import Options, Role, Schedule
@@ -20,11 +20,18 @@ from qlagen.spec.model import OpSpec
 from tests.program.examples import DIMS, PLANS
 
 ROOT = Path(__file__).parents[2]
+
+
+def _parallel(program: Program) -> tuple[str, ...]:
+    several = any(isinstance(o, Load) and o.tensor.head == "key" for o in program.operations)
+    return ("tile", "single", *(("twin", "pair") if several else ()))
+
+
 KERNELS = [
     (operator, program.name, variant)
     for operator, plan in PLANS.items()
     for program in plan.programs
-    for variant in (("tile", "single") if program.carry is None else ("v128", "v64"))
+    for variant in (_parallel(program) if program.carry is None else ("v128", "v64"))
 ] + [(operator, "segment", variant) for operator in PLANS for variant in ("v128", "v64")]
 """Operator, program and variant of every kernel. `single` is the first alternative that does one head at a time."""
 

@@ -158,6 +158,21 @@ def test_heads_share_what_is_of_their_key_head() -> None:
     assert next(ring.bytes for ring in schedule.rings if ring.name == "a") == 4 * 64 * 64 * 2
 
 
+def test_several_key_heads_have_a_product_each() -> None:
+    """Their tiles come together; a slot of what is shared has one part for each of them."""
+    schedule = kernel("gated_delta_rule", "prepare", "pair")
+    expected = """?k_k_1_ready k_k* k_k_1* ?g_beta_ready ?G_free sync G !G_ready wait(1) k_k_shared wait(0) !k_k_1_free
+        k_k_shared_1 ?a_free sync A fence !a_ready !g_beta_free"""
+    assert order(schedule, "tile") == expected.split()
+    assert [ring.name for ring in schedule.rings if ring.load is not None] == ["k", "k_1", "g", "beta"]
+    assert next(ring.heads for ring in schedule.rings if ring.name == "k_k_shared") == 2
+
+
+def test_a_program_of_value_heads_alone_needs_no_key_heads() -> None:
+    text = _fails("E-HEADS", program("simple_gla", "prepare"), "pair")
+    assert "G needs nothing of a key head: keys = 1 does" in text
+
+
 def test_what_heads_cannot_share() -> None:
     text = _fails("E-HEADS", programs.solved_keys(), "tile")
     assert "is read by the kernel that makes it" in text

@@ -48,12 +48,16 @@ def test_the_shipped_file() -> None:
         ("v64", 64, 2, 1, 1),
     ]
     assert dict(file.carried[0].registers) == {"state": 208, "auxiliary": 72, "movers": 24}
-    found = [(o.name, o.heads, o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel]
+    found = [
+        (o.name, (o.heads, o.keys), o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel
+    ]
     assert found == [
-        ("tile", 4, 1, 3, 2, (("tile", 120), ("movers", 40))),
-        ("tile", 1, 1, 4, 2, ()),
-        ("tile", 1, 2, 2, 3, ()),
-        ("tile", 1, 2, 1, 4, ()),
+        ("twin", (2, 2), 1, 3, 2, (("tile", 120), ("movers", 40))),
+        ("pair", (4, 2), 1, 2, 2, ()),
+        ("tile", (4, 1), 1, 3, 2, (("tile", 120), ("movers", 40))),
+        ("tile", (1, 1), 1, 4, 2, ()),
+        ("tile", (1, 1), 2, 2, 3, ()),
+        ("tile", (1, 1), 2, 1, 4, ()),
     ]
 
 
@@ -70,7 +74,7 @@ def test_variants_that_do_not_divide_V_are_left_out(V: int, names: list[str]) ->
     dims = {"C": 64, "K": 128, "V": V}
     assert [o.name for o in schedule_file().variants(program("delta_rule", "forward"), dims)] == names
     prepare = schedule_file().variants(program("delta_rule", "prepare"), dims)
-    assert [(o.name, o.value_tile) for o in prepare] == [("tile", V)]
+    assert [(o.name, o.value_tile) for o in prepare] == [("twin", V), ("pair", V), ("tile", V)]
 
 
 def test_no_variant_fits() -> None:

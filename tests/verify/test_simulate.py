@@ -176,3 +176,28 @@ def test_tables_of_sequences() -> None:
     assert tables["segment_sequence"] == [0, 1, 2]
     assert tables["chunk_first"] == [0, 64, 65, 0, 0, 0]
     assert tables["chunk_rows"] == [64, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("key_heads", "heads"), [(3, 3), (3, 6), (2, 6), (1, 5)])
+def test_what_an_item_holds_changes_nothing(tmp_path: Path, key_heads: int, heads: int) -> None:
+    """Items of one and of two key heads, with room for more value heads than there are, or for fewer."""
+    program = cases.program("gated_delta_rule", "prepare")
+    torch.manual_seed(key_heads * heads)
+    tokens, offsets = 140, [0, 65, 133]
+    k = torch.nn.functional.normalize(torch.randn(tokens, key_heads, SIZE), dim=-1).bfloat16()
+    gates = torch.nn.functional.logsigmoid(torch.randn(tokens, heads))
+    arguments = {"k": k, "g": gates, "beta": 2 * torch.rand(tokens, heads)}
+    made = {}
+    for variant in ("twin", "pair", "tile", "single"):
+        schedule = cases.build(program, variant, {"C": CHUNK, "K": SIZE, "V": SIZE}, value_tile=SIZE)
+        file = tmp_path / f"{variant}.py"
+        file.write_text(emit_kernel(schedule, "test"), encoding="utf-8")
+        run_it = EmulatedOperator([load_kernel(file)], "bfloat16")
+        results = [run_it(Call(arguments, {}, offsets, heads, (SIZE, SIZE)), mode) for mode in MODES]
+        used = len(Sequences(tuple(offsets), CHUNK).chunks())
+        made[variant] = [results[0][name][:used].double() for name in ("a", "g_cum")]
+        assert all(torch.equal(results[0][name][:used], results[1][name][:used]) for name in ("a", "g_cum"))
+    for variant in ("pair", "tile"):
+        assert all(torch.equal(*pair) for pair in zip(made[variant], made["twin"], strict=True))
+    assert (made["tile"][0] - made["single"][0]).norm() < 1e-3 * made["single"][0].norm()
+    assert torch.equal(made["tile"][1], made["single"][1])

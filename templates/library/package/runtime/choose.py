@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ def call_plan(
     return plan
 
 
-def plan_kernels(operator: Operator, plan: Plan) -> tuple[Kernel, ...]:
+def plan_kernels(operator: Operator, plan: Plan, key_heads: int, value_heads: int) -> tuple[Kernel, ...]:
     """The kernels of a plan in launch order, but for that of the tables."""
     chosen: list[Kernel] = []
     for program in operator.programs:
@@ -141,10 +141,24 @@ def plan_kernels(operator: Operator, plan: Plan) -> tuple[Kernel, ...]:
         if widest.kind == "carried":
             chosen.append(plan.forward)
         elif widest.kind != "segment":
-            chosen.append(widest)
+            chosen.append(_roomy(program.variants, value_heads // key_heads))
         elif plan.segment is not None:
             chosen += [plan.segment, loader.JOIN]
     return tuple(chosen)
+
+
+def _roomy(variants: Sequence[Kernel], group: int) -> Kernel:
+    """Of the kernels whose items have room for all value heads of a key head the one with the least; the one with the
+    most if none has enough."""
+    named = [kernel for kernel in variants if kernel.module.rpartition(".")[2] in forced()] or variants
+    enough = [kernel for kernel in named if kernel.item_heads[1] >= group]
+    return min(enough or named, key=lambda kernel: kernel.item_heads[1] * (1 if enough else -1))
+
+
+def item_count(kernel: Kernel, chunk_count: int, key_heads: int, value_heads: int) -> int:
+    """Items of a chunk-parallel kernel."""
+    keys, room = kernel.item_heads
+    return chunk_count * -(-key_heads // keys) * -(-value_heads // key_heads // room)
 
 
 def workers(kernel: Kernel, items: int, processors: int) -> int:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime import loader
-from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, plan_kernels, workers
+from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, item_count, plan_kernels, workers
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, cta_count
+from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, cta_count, forced
 from qla_ops.runtime.records import Kernel, Operator
 
 _ALIGNMENT = 16
@@ -77,9 +77,11 @@ def forward(
         "tokens": tokens,
         "sequences": sequences,
         "key_heads": key_heads,
+        "segment_bounds": tables.segments + 1,
+        "has_spare_chunks": int(cu_seqlens is not None),
         "value_heads": value_heads,
     }
-    for launch in _launches(operator, o, plan, tables):
+    for launch in _launches(operator, o, plan, tables, key_heads):
         values["workers"] = launch.workers
         launch.function(*[values[name] for name in launch.parameters])
     return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
@@ -160,26 +162,27 @@ def _workspaces(operator: Operator, chunk_count: int, value_heads: int, o: Tenso
 _KNOWN: dict[tuple[Any, ...], tuple[Launch, ...]] = {}
 
 
-def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables) -> tuple[Launch, ...]:
+def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables, key_heads: int) -> tuple[Launch, ...]:
     """The kernels of a call, loaded. They depend on integers only, so they are remembered."""
     value_heads = o.shape[2]
     chosen = (plan.forward.name, plan.segment.name if plan.segment else None)
+    heads = key_heads, value_heads
     counts = (tables.chunk_count, tables.segments, tables.joints, tables.chain_count)
-    key = (operator.name, o.dtype, o.device.index, value_heads, counts, chosen)
+    key = (operator.name, o.dtype, o.device.index, heads, counts, chosen, forced())
     if key not in _KNOWN:
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
         launches = []
-        for kernel in plan_kernels(operator, plan):
-            items = _items(operator, kernel, tables, value_heads)
+        for kernel in plan_kernels(operator, plan, *heads):
+            items = _items(operator, kernel, tables, *heads)
             if items > 0:
                 launches.append(_load(kernel, o.dtype, workers(kernel, items, processors)))
         _KNOWN[key] = tuple(launches)
     return _KNOWN[key]
 
 
-def _items(operator: Operator, kernel: Kernel, tables: Tables, value_heads: int) -> int:
+def _items(operator: Operator, kernel: Kernel, tables: Tables, key_heads: int, value_heads: int) -> int:
     """What the CTAs of a kernel share."""
     key_dim, value_dim = operator.sizes["K"], operator.sizes["V"]
     if kernel is loader.JOIN:
@@ -188,7 +191,7 @@ def _items(operator: Operator, kernel: Kernel, tables: Tables, value_heads: int)
         return cta_count(kernel, value_dim, tables.segments * value_heads)
     if kernel.kind == "segment":
         return cta_count(kernel, value_dim + key_dim, tables.joints * value_heads)
-    return tables.chunk_count * value_heads
+    return item_count(kernel, tables.chunk_count, key_heads, value_heads)
 
 
 def _load(kernel: Kernel, data_type: torch.dtype, count: int) -> Launch:

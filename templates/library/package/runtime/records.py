@@ -74,6 +74,8 @@ class Kernel:
     data_types: tuple[str, ...]
     chunk_nanoseconds: tuple[int, int] = (0, 0)
     """Modelled time that a CTA with a state takes for a chunk: with all CTAs on an SM that fit, and with one."""
+    item_heads: tuple[int, int] = (1, 1)
+    """Of a ``chunk_parallel`` kernel: the key heads of an item, and how many value heads of each it has room for."""
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from qla_ops.runtime.choose import (
     call_plan,
     choose,
     device_facts,
+    item_count,
     plan_kernels,
     unsuitable,
     workers,
@@ -125,7 +126,7 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
     facts, sizes = call.facts, call.operator.sizes
     slots = facts.batch * facts.length // call.operator.chunk + facts.sequences
     result = []
-    for kernel in plan_kernels(call.operator, plan):
+    for kernel in plan_kernels(call.operator, plan, facts.key_heads, facts.value_heads):
         if kernel.kind == "carried":
             result.append(_carried(kernel, sizes["V"], plan.cutting.segments, facts.value_heads, processors))
         elif kernel.kind == "segment":
@@ -136,7 +137,8 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
             count = workers(kernel, chains * facts.value_heads * -(-sizes["V"] // JOIN_COLUMNS), processors)
             result.append(Launch(kernel.name, count, "carries states over the segments that do not forget them"))
         else:
-            count = workers(kernel, slots * facts.value_heads, processors)
+            items = item_count(kernel, slots, facts.key_heads, facts.value_heads)
+            count = workers(kernel, items, processors)
             reason = f"persistent, {kernel.ctas_per_sm} on each of {processors} SMs at most"
             result.append(Launch(kernel.name, count, reason))
     return tuple(result)
