@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from functools import cache
 
 from qlagen.emit.kernel import emit_kernel
+from qlagen.schedule.build import build_schedule
 from qlagen.schedule.model import Schedule
 from tests.schedule import cases
 
@@ -16,6 +18,15 @@ KERNELS = cases.KERNELS
 @cache
 def emitted(operator: str, program: str, variant: str) -> str:
     return emit_kernel(cases.kernel(operator, program, variant), SPEC_DIGEST)
+
+
+@cache
+def persistent(operator: str, program: str, variant: str) -> tuple[str, Schedule]:
+    """A carried kernel on a persistent grid, as text and schedule."""
+    schedule = cases.kernel(operator, program, variant)
+    options = replace(schedule.options, persistent=True)
+    built = build_schedule(schedule.program, dict(schedule.dims), options, cases.target())
+    return emit_kernel(built, SPEC_DIGEST), built
 
 
 def schedule_of(kernel: tuple[str, str, str]) -> Schedule:

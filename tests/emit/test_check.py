@@ -9,7 +9,8 @@ import pytest
 
 from qlagen.emit.check import check_text, read_barriers
 from qlagen.errors import QlagenError
-from tests.emit.kernels import KERNELS, emitted, schedule_of
+from qlagen.schedule.model import Schedule
+from tests.emit.kernels import KERNELS, emitted, persistent, schedule_of
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 ARRIVAL = re.compile(r"^ +if T\.shuffle_elect\(WARP\):\n +T\.barrier_arrive\((\w+)\[.*\n", re.MULTILINE)
@@ -24,7 +25,15 @@ def test_emitted_text_passes_and_every_barrier_is_read(kernel: tuple[str, str, s
 
 @each_kernel
 def test_every_dropped_repeated_or_unelected_arrival_is_noticed(kernel: tuple[str, str, str]) -> None:
-    text, schedule = emitted(*kernel), schedule_of(kernel)
+    check_arrivals(emitted(*kernel), schedule_of(kernel))
+
+
+@pytest.mark.parametrize("kernel", [key for key in KERNELS if key[1] != "prepare"], ids="-".join)
+def test_so_is_every_one_on_a_persistent_grid(kernel: tuple[str, str, str]) -> None:
+    check_arrivals(*persistent(*kernel))
+
+
+def check_arrivals(text: str, schedule: Schedule) -> None:
     arrivals = list(ARRIVAL.finditer(text))
     assert len({match[1] for match in arrivals}) >= len(schedule.barriers)
     for match in arrivals:

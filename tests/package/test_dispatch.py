@@ -13,7 +13,9 @@ import torch
 
 import qla_ops
 from qla_ops import ImplementationUnavailableError, chunk_gated_delta_rule, chunk_gated_delta_rule_fwd
-from qla_ops.runtime import choose, dispatch, inspecting, loader, log
+from qla_ops.runtime import choose, dispatch, hopper, inspecting, loader, log
+from qla_ops.runtime.metadata import packed_tables
+from qla_ops.runtime.plan import CUT_NOTHING, Cutting
 from qla_ops.runtime.records import Kernel
 from tests.package.calls import inputs, states
 
@@ -206,6 +208,19 @@ def test_workers_are_no_more_than_the_work() -> None:
     assert choose.workers(PATTERN, 5, 132) == 5
     assert choose.workers(PATTERN, 5000, 132) == 132
     assert choose.workers(PATTERN, 0, 132) == 1
+
+
+def test_items_of_every_kind_of_kernel() -> None:
+    """Of 8 segments 3 at most are the last of their sequence; the others have a state and a map."""
+    operator = choose.OPERATORS["gated_delta_rule"]
+    offsets = torch.tensor([0, 640, 1280, 1280], dtype=torch.int32)
+    tables = packed_tables(offsets, 1280, operator.chunk, Cutting(8, 3, CUT_NOTHING.weights))
+    found = {kernel.name: hopper._items(operator, kernel, tables, 4) for kernel in operator.kernels}
+    assert found["gated_delta_rule_prepare_tile"] == (1280 // 64 + 3) * 4
+    assert (found["gated_delta_rule_forward_v128"], found["gated_delta_rule_forward_v64"]) == (8 * 4, 8 * 4 * 2)
+    assert (found["gated_delta_rule_segment_v128"], found["gated_delta_rule_segment_v64"]) == (5 * 4 * 2, 5 * 4 * 4)
+    assert hopper._items(operator, loader.JOIN, tables, 4) == tables.chain_count * 4 * 128 // 16
+    assert {kernel.persistent for kernel in operator.kernels if kernel.kind == "chunk_parallel"} == {True}
 
 
 # Buffers

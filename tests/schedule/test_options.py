@@ -86,7 +86,8 @@ def test_no_variant_fits() -> None:
 
 
 def test_optional_keys() -> None:
-    text = TEXT.replace("ahead = 2\n", "ahead = 2\ndelays = [2, 0]\nctas_per_sm = 1\n", 1)
+    text = TEXT.replace("ahead = 2\n", "ahead = 2\ndelays = [2, 0]\nctas_per_sm = 1\npersistent = true\n", 1)
+    assert [options.persistent for options in parse_options(text, "s.toml").carried] == [True, False]
     text = text.replace("mover_warps = 3", "mover_warps = 4\nregisters = { tile = 208, movers = 40 }")
     file = parse_options(text, "s.toml")
     assert file.carried[0].delays == (("#1", 2), ("#2", 0))
@@ -135,6 +136,7 @@ BAD = [
     ("[[chunk_parallel]]", "[chunk_parallel]", "E-TYPE", 19, 1, "chunk_parallel must be an array of tables"),
     ("mover_warps = 3", "mover_warps = 1", "E-VALUE", 24, 15, "mover_warps: must lie between 2 and 8, got 1"),
     ("mover_warps = 3", "mover_warps = 3\nahead = 1", "E-KEY", 25, 1, "unknown key 'ahead'"),
+    ("stages = 3", "stages = 3\npersistent = 1", "E-TYPE", 7, 14, "persistent must be true or false, got an integer"),
     ("ctas_per_sm = 2", "ctas_per_sm = [2]", "E-TYPE", 23, 15, "ctas_per_sm must be an integer, got an array"),
     ("[[carried]]", "[[carry]]", "E-TABLE", 3, 3, "did you mean 'carried'?"),
     ("ahead = 2\n", "ahead = 2\ndelays = 2\n", "E-TYPE", 8, 10, "delays must be an array of integers, got an integer"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from qlagen.errors import QlagenError
 from qlagen.schedule.checks import check_schedule
 from qlagen.schedule.model import Schedule
-from qlagen.schedule.protocol import check_protocol
+from qlagen.schedule.protocol import check_items, check_protocol
 from tests.schedule.cases import KERNELS, build, kernel, program, target
 from tests.schedule.explore import Explorer
 from tests.schedule.mutations import Mutant, mutants
@@ -104,6 +106,23 @@ def test_what_is_left_out_is_implied(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mutant.place.startswith("auxiliary ")
         assert mutant.place.endswith("stage_free")
         assert Explorer(mutant.schedule, 2).fault() is None
+
+
+def each_item_from_zero(items: Sequence[int]) -> tuple[int, ...]:
+    return tuple(number for iterations in items for number in range(iterations))
+
+
+@pytest.mark.parametrize("key", [key for key in KERNELS if key[1] != "prepare"], ids="-".join)
+def test_slots_and_phases_run_on_over_items(key: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = kernel(*key)
+    parts = schedule.roles, schedule.rings, schedule.barriers
+    check_items(*parts)
+    check_schedule(replace(schedule, options=replace(schedule.options, persistent=True)), target())
+    monkeypatch.setattr("qlagen.schedule.protocol.iteration_numbers", each_item_from_zero)
+    check_protocol(*parts)
+    with pytest.raises(QlagenError) as caught:
+        check_items(*parts)
+    assert caught.value.code in ("E-DEADLOCK", "E-PHASE", "E-RACE")
 
 
 def test_a_load_that_is_still_on_its_way_is_not_announced_by_the_next_one() -> None:
