@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlagen import __version__
-from qlagen.emit import file_views, views
+from qlagen.emit import file_views, mover_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
@@ -147,8 +147,8 @@ def _mover_role(context: Context, role: Role) -> file_views.RoleView:
 
 def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     """Device functions in use, in a fixed order."""
-    cut = any(isinstance(line, views.LoadTiles) and line.cut for line in lines)
-    stored = any(isinstance(line, views.StoreRows) for line in lines)
+    cut = any(isinstance(line, mover_views.LoadTiles) and line.cut for line in lines)
+    stored = any(isinstance(line, mover_views.StoreRows) for line in lines)
     bounded = context.segment is not None and context.segment.bound is not None
     used = {JOINT_SEGMENT: context.persistent and context.segment is not None, WARM_UP: bounded}
     used |= {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
@@ -157,7 +157,7 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     used["state"] = context.carried
     inverted = any(isinstance(line, views.Inverse) for line in lines)
     shared = any(isinstance(line, views.Share) for line in lines)
-    used |= {"load_heads": any(isinstance(line, views.FetchHeads) for line in lines)}
+    used |= {"load_heads": any(isinstance(line, mover_views.FetchHeads) for line in lines)}
     used |= {"block_products": inverted or shared, "unit_lower_inverse": inverted}
     used |= {"clear_tiles": inverted or shared, "head_diagonal": shared, "head_octets": shared, "head_rows": shared}
     return tuple(name for name, wanted in used.items() if wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from qlagen.emit import file_views, views
+from qlagen.emit import file_views, mover_views, views
 from qlagen.emit.context import (
     STAGES,
     TILE,
@@ -80,9 +80,9 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
             found += [_fp32(gate.name, "alloc_fragment", gate.extent) for gate in line.gates]
         if isinstance(line, views.Map | views.Vector):
             found += [_fp32(name.removesuffix("[0]"), "alloc_local", "1") for name, _ in line.last]
-        if isinstance(line, views.FetchVector):
+        if isinstance(line, mover_views.FetchVector):
             found.append(_fp32(line.out, "alloc_local", "LANE_ENTRIES"))
-        if isinstance(line, views.FetchHeads):
+        if isinstance(line, mover_views.FetchHeads):
             found.append(_fp32(line.out, "alloc_local", "LANE_ENTRIES * QUAD"))
     if any(isinstance(line, views.Scan) for line in lines):
         found += [_fp32("sums", "alloc_local", "LANE_ENTRIES")]

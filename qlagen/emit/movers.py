@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlagen.emit import file_views, views
+from qlagen.emit import file_views, mover_views, views
 from qlagen.emit.context import (
     DONE,
     FULL,
@@ -176,14 +176,14 @@ def needs_landed(context: Context, role: Role) -> bool:
     return any(len(ring.shape) == 2 and is_cut(context, tensor_of(ring)) for ring in loads)
 
 
-def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTiles:
+def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> mover_views.LoadTiles:
     padded = [ring for ring in rings if not is_cut(context, tensor_of(ring))]
     cut = [ring for ring in rings if is_cut(context, tensor_of(ring))]
     for ring in rings:
         if tensor_of(ring).layout == "token":
             _check_width(ring)
     once = context.carried and not context.persistent
-    return views.LoadTiles(
+    return mover_views.LoadTiles(
         padded=tuple(_tile(context, ring) for ring in padded),
         cut=tuple(_tile(context, ring) for ring in cut),
         landed=landed_barrier(role),
@@ -192,8 +192,8 @@ def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> views.LoadTi
     )
 
 
-def _tile(context: Context, ring: Ring) -> views.TileView:
-    return views.TileView(
+def _tile(context: Context, ring: Ring) -> mover_views.TileView:
+    return mover_views.TileView(
         name=tensor_of(ring).name,
         source=_tile_in_tensor(context, ring),
         slot=slot(ring),
@@ -204,15 +204,17 @@ def _tile(context: Context, ring: Ring) -> views.TileView:
     )
 
 
-def _store_tile(context: Context, ring: Ring) -> views.StoreTile:
+def _store_tile(context: Context, ring: Ring) -> mover_views.StoreTile:
     name = tensor_of(ring).name
-    return views.StoreTile(slot(ring), _tile_in_tensor(context, ring), _guard(context, ring), views.Comment("", name))
+    return mover_views.StoreTile(
+        slot(ring), _tile_in_tensor(context, ring), _guard(context, ring), views.Comment("", name)
+    )
 
 
-def _store_rows(context: Context, ring: Ring) -> views.StoreRows:
+def _store_rows(context: Context, ring: Ring) -> mover_views.StoreRows:
     tensor = tensor_of(ring)
     _check_width(ring)
-    return views.StoreRows(
+    return mover_views.StoreRows(
         out=first_element(tensor, "start", context.carried),
         address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
         extent=slot_extent(ring),
@@ -250,13 +252,13 @@ def _fetch_vector(context: Context, ring: Ring) -> views.Line:
         if tensor.layout != "token":
             raise QlagenError("E-EMIT", f"tensor {tensor.name}: only vectors by token are loaded for several heads")
         counts = ("heads", "keys", "ratio", "HEADS_PER_KEY") if context.keys > 1 else ("heads", "1", "0", "HEADS")
-        return views.FetchHeads(vector_registers(ring), f"{tensor.name}[start, value_head]", *counts, comment)
+        return mover_views.FetchHeads(vector_registers(ring), f"{tensor.name}[start, value_head]", *counts, comment)
     source = _vector_in_tensor(context, ring, "lane + entry * WARP")
-    return views.FetchVector(vector_registers(ring), source, is_cut(context, tensor), comment)
+    return mover_views.FetchVector(vector_registers(ring), source, is_cut(context, tensor), comment)
 
 
-def _load_vector(ring: Ring) -> views.LoadVector:
-    return views.LoadVector(
+def _load_vector(ring: Ring) -> mover_views.LoadVector:
+    return mover_views.LoadVector(
         vector_registers(ring),
         ring_name(ring),
         stage_head(ring, "head"),
@@ -265,11 +267,11 @@ def _load_vector(ring: Ring) -> views.LoadVector:
     )
 
 
-def _store_vector(context: Context, ring: Ring) -> views.StoreVector:
+def _store_vector(context: Context, ring: Ring) -> mover_views.StoreVector:
     tensor = tensor_of(ring)
     if tensor.layout != "chunk":
         message = f"tensor {tensor.name}: a vector can be stored to a tensor padded to whole chunks only"
         raise QlagenError("E-EMIT", message)
     out = _vector_in_tensor(context, ring, "lane + entry * WARP")
     comment = views.Comment("", tensor.name)
-    return views.StoreVector(ring_name(ring), stage_head(ring, "head"), out, _guard(context, ring), comment)
+    return mover_views.StoreVector(ring_name(ring), stage_head(ring, "head"), out, _guard(context, ring), comment)
