@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from qlagen.bench.cases import case_of
@@ -21,6 +23,10 @@ from qlagen.bench.measure import Bench, Event, Measurement
 from qlagen.bench.peers import REGISTRY
 
 Request = dict[str, Any]
+PULSE_SECONDS = 10.0
+LONGEST_COMPILE_SECONDS = 900.0
+"""Compiling is silent, and takes minutes where sixteen processes do it at once: until then the process says itself that
+it is alive."""
 
 
 def handle(request: Request, bench: Bench) -> Iterator[Event]:
@@ -109,21 +115,46 @@ def make_bench() -> Bench:
     )
 
 
+@contextmanager
+def pulse(answer: Callable[[Event], None]) -> Iterator[None]:
+    """While it is open, a sign of life every few seconds, for as long as compiling may take."""
+    done = threading.Event()
+
+    def run() -> None:
+        for _ in range(int(LONGEST_COMPILE_SECONDS / PULSE_SECONDS)):
+            if done.wait(PULSE_SECONDS):
+                return
+            answer({"event": "alive"})
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def serve(respond: Callable[[Request, Bench], Iterator[Event]] = handle) -> int:
     """Answer requests from standard input until it ends. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
+    lock = threading.Lock()
+
     def answer(event: Event) -> None:
-        answers.write(json.dumps(event) + "\n")
-        answers.flush()
+        with lock:
+            answers.write(json.dumps(event) + "\n")
+            answers.flush()
 
     bench = None
     for line in sys.stdin:
         try:
             bench = bench or make_bench()
-            for event in respond(json.loads(line), bench):
-                answer(event)
+            request = json.loads(line)
+            with pulse(answer) if request["task"] == "compile" else nullcontext():
+                for event in respond(request, bench):
+                    answer(event)
             answer({"event": "end"})
         except Exception as fault:
             answer({"event": "error", "reason": f"{type(fault).__name__}: {fault}"[:400]})

@@ -41,6 +41,31 @@ def test_a_silent_process_is_ended() -> None:
     assert process.process.returncode is not None
 
 
+SLOW = """
+import sys, time
+from qlagen.bench import worker
+worker.PULSE_SECONDS = 0.05
+worker.make_bench = lambda: "a bench"
+def respond(request, bench):
+    time.sleep(1.0)
+    yield {"event": "compiled"}
+sys.exit(worker.serve(respond))
+"""
+
+
+def test_compiling_may_take_longer_than_a_silence() -> None:
+    """Only compiling: a kernel that hangs must be noticed."""
+    process = worker(SLOW, stall=20.0)
+    assert list(process.ask({"task": "warm up"})) == [{"event": "compiled"}]
+    process.stall_seconds = 0.6
+    events = [event["event"] for event in process.ask({"task": "compile"})]
+    assert events[-1] == "compiled"
+    assert set(events[:-1]) == {"alive"}
+    assert len(events) > 5
+    with pytest.raises(WorkerLostError, match="hung"):
+        list(process.ask({"task": "measure"}))
+
+
 def test_a_dead_process_is_noticed() -> None:
     process = worker("import os, sys; sys.stdin.readline(); os._exit(7)")
     with pytest.raises(WorkerLostError, match=r"^the process died \(exit code 7\)$"):
