@@ -37,7 +37,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     plot.add_argument("--output", type=Path, default=PLOTS, metavar="DIR", help=f"default: {PLOTS}")
     for command in (report, plot):
         command.add_argument(
-            "rows", type=Path, nargs="*", metavar="FILE", help=f"rows; default: the newest of {RESULTS}"
+            "rows", type=Path, nargs="*", metavar="FILE", help=f"rows; default: all of {RESULTS}"
         )
 
 

@@ -92,7 +92,7 @@ def plot_command(options: argparse.Namespace) -> int:
 
 def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """The records of the files, in order. Raises E-BENCH-ROWS when there are none."""
-    chosen = list(paths) or row_files(RESULTS)[-1:]
+    chosen = list(paths) or row_files(RESULTS)
     records = [record for path in chosen for record in read_records(path)]
     if not any(record["kind"] == "time" for record in records):
         where = ", ".join(map(str, chosen)) or f"{RESULTS}/"

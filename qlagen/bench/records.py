@@ -73,6 +73,20 @@ def latest(records: Iterable[Record]) -> dict[tuple[str, ...], Record]:
     return {row_key(row, row["implementation"]): row for row in records if row["kind"] in ROWS}
 
 
+def side_by_side(records: Iterable[Record], ours: str) -> Iterator[Record]:
+    """Of each case the newest rows of one environment, the last one with a time of `ours` if there is one: a library
+    is compared only with what ran on the same machine with the same versions."""
+    runs: dict[tuple[str, ...], dict[str, dict[str, Record]]] = {}
+    for row in records:
+        if row["kind"] in ROWS:
+            found = runs.setdefault(row_key(row, ""), {})
+            together = found.pop(row["environment"], {})
+            found[row["environment"]] = together | {row["implementation"]: row}
+    for found in runs.values():
+        timed = [rows for rows in found.values() if rows.get(ours, {"kind": ""})["kind"] == "time"]
+        yield from (timed or list(found.values()))[-1].values()
+
+
 def row_key(fields: Mapping[str, Any], implementation: str) -> tuple[str, ...]:
     """(operator, direction, heads, sequences, gates, implementation) of a record or a case's fields."""
     return (*(fields.get(name, "") for name in _CASE), implementation)

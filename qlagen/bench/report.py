@@ -9,7 +9,7 @@ from typing import Any
 from qlagen.bench.cases import DIRECTIONS, Case, case_of
 from qlagen.bench.floors import floor_of
 from qlagen.bench.peers import OURS, REGISTRY
-from qlagen.bench.records import Record, environments, latest, row_key
+from qlagen.bench.records import Record, environments, row_key, side_by_side
 
 Report = dict[str, Any]
 NOT_A_RIVAL = ("portable",)
@@ -23,10 +23,10 @@ def make_report(records: Sequence[Record], ours: str = OURS) -> Report:
 
     A ratio is a peer's time over ours: above one, ours is faster. `floor_fraction` is the floor over the time, one at
     best; per implementation its geometric mean over the rows. A number is None where there is nothing to compute it
-    from, and a direction is left out when it has no rows.
+    from, and a direction is left out when it has no rows. What is compared ran in one environment (`side_by_side`).
     """
     gpus = {name: record["gpu"] for name, record in environments(records).items() if "gpu" in record}
-    rows = _rows(latest(records).values(), ours, gpus)
+    rows = _rows(side_by_side(records, ours), ours, gpus)
     parts: dict[str, list[Report]] = {direction: [] for direction in DIRECTIONS}
     for case, row in rows:
         parts.setdefault(case.operator or case.direction, []).append(row)

@@ -49,6 +49,16 @@ def test_rows_of_another_operator_stand_apart() -> None:
     assert "- delta_rule 16:64, 1x32768 (none): 3.000 ms, fla 2.500 ms (0.83×)" in text
 
 
+def test_only_what_ran_together_is_compared() -> None:
+    """A peer that was timed later and alone takes no part where there is a run with ours."""
+    alone = timed("flashinfer", 0.1) | {"environment": "e2"}
+    assert make_report([*example(), alone]) == make_report(example())
+    again = [timed("qla_ops", 0.4) | {"environment": "e3"}, timed("fla", 2.0) | {"environment": "e3"}]
+    first = make_report([*example(), alone, *again])["forward"]["rows"][0]
+    assert first["ms"] == {"qla_ops": 0.4, "fla": 2.0}
+    assert first["vs_best"] == 5.0
+
+
 def test_peers_alone_make_a_report_too() -> None:
     backward = make_report(example())["backward"]
     assert backward["geomean_vs_best"] is None
