@@ -36,9 +36,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     plot = commands.add_parser("plot", help="PNG plots from rows")
     plot.add_argument("--output", type=Path, default=PLOTS, metavar="DIR", help=f"default: {PLOTS}")
     for command in (report, plot):
-        command.add_argument(
-            "rows", type=Path, nargs="*", metavar="FILE", help=f"rows; default: all of {RESULTS}"
-        )
+        command.add_argument("rows", type=Path, nargs="*", metavar="FILE", help=f"rows; default: all of {RESULTS}")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:

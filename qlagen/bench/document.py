@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qlagen.bench.cases import DIRECTIONS
 from qlagen.bench.peers import OURS
-from qlagen.bench.records import Record, environments, latest, latest_of
+from qlagen.bench.records import Record, environments, latest, latest_of, side_by_side
 from qlagen.bench.report import Report, make_report
 from qlagen.bench.tables import as_markdown, milliseconds, ratio_text, summary_table, times_table
 
@@ -28,7 +29,7 @@ def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: st
     """The Markdown text. `plots` are file names beside the document."""
     report = make_report(records, ours)
     parts = ["# Benchmarks", "Written by `qlagen bench report --docs` from the measured rows; do not edit by hand."]
-    parts += ["## Where we lose", losses(report, ours)]
+    parts += ["## Where we lose", losses(report, ours), _ages(records, ours)]
     for direction, found in report.items():
         title = direction.capitalize() if direction in DIRECTIONS else f"Forward of `{direction}`"
         parts += [f"## {title}", as_markdown(summary_table(found)), _sentence(found)]
@@ -57,6 +58,17 @@ def losses(report: Report, ours: str = OURS) -> str:
             f"{best} {milliseconds(row['ms'][best])} ms ({ratio_text(row['vs_best'])})"
         )
     return "\n".join(lines)
+
+
+def _ages(records: Sequence[Record], ours: str) -> str:
+    """How many rows each version of ours has, when there are several: old rows say nothing about new kernels."""
+    rows = [row for row in side_by_side(records, ours) if row["implementation"] == ours and row["kind"] == "time"]
+    counts = Counter(row["version"] for row in rows)
+    if len(counts) < 2:
+        return ""
+    newest = [row["version"] for row in records if row["kind"] == "time" and row["implementation"] == ours][-1]
+    text = ", ".join(f"{count} of {version}" for version, count in counts.items())
+    return f"These rows are of several versions of `{ours}` ({text}); the newest is {newest}."
 
 
 def _sentence(found: Report) -> str:

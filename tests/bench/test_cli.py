@@ -104,4 +104,5 @@ def test_the_committed_document_is_what_the_committed_rows_say(tmp_path: Path, m
     assert committed.exists() == bool(files)
     if files:
         plots = [f"benchmarks/{path.name}" for path in sorted((REPOSITORY / "docs" / "benchmarks").glob("*.png"))]
-        assert committed.read_text() == cli.make_document(cli.read_records(files[-1]), plots)
+        records = [record for file in files for record in cli.read_records(file)]
+        assert committed.read_text() == cli.make_document(records, plots)

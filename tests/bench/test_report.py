@@ -59,6 +59,13 @@ def test_only_what_ran_together_is_compared() -> None:
     assert first["vs_best"] == 5.0
 
 
+def test_rows_of_several_versions_are_told_apart() -> None:
+    newer = timed("qla_ops", 0.7) | {"version": "2"}
+    text = make_document([*example(), newer])
+    assert "These rows are of several versions of `qla_ops` (1 of 2, 2 of 1); the newest is 2." in text
+    assert "several versions" not in make_document(example())
+
+
 def test_peers_alone_make_a_report_too() -> None:
     backward = make_report(example())["backward"]
     assert backward["geomean_vs_best"] is None
