@@ -85,7 +85,7 @@ def find_entries(
     data = read_document(text, file.file).data
     found = []
     for part, entries in known.items():
-        raw = [_read(values) for values in cast(list[dict[str, object]], data[part])]
+        raw = [_read(values) for values in cast(list[dict[str, object]], data.get(part, []))]
         for index, options in enumerate(entries):
             if (only_parts and part not in only_parts) or (only_names and options.name not in only_names):
                 continue

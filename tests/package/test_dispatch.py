@@ -215,11 +215,10 @@ def test_items_of_every_kind_of_kernel() -> None:
     operator = choose.OPERATORS["gated_delta_rule"]
     offsets = torch.tensor([0, 640, 1280, 1280], dtype=torch.int32)
     tables = packed_tables(offsets, 1280, operator.chunk, Cutting(8, 3, CUT_NOTHING.weights))
-    found = {kernel.name: hopper._items(operator, kernel, tables, 4) for kernel in operator.kernels}
-    assert found["gated_delta_rule_prepare_tile"] == (1280 // 64 + 3) * 4
+    found = {kernel.name: hopper._items(operator, kernel, tables, 2, 4) for kernel in operator.kernels}
     assert (found["gated_delta_rule_forward_v128"], found["gated_delta_rule_forward_v64"]) == (8 * 4, 8 * 4 * 2)
     assert (found["gated_delta_rule_segment_v128"], found["gated_delta_rule_segment_v64"]) == (5 * 4 * 2, 5 * 4 * 4)
-    assert hopper._items(operator, loader.JOIN, tables, 4) == tables.chain_count * 4 * 128 // 16
+    assert hopper._items(operator, loader.JOIN, tables, 2, 4) == tables.chain_count * 4 * 128 // 16
     assert {kernel.persistent for kernel in operator.kernels if kernel.kind == "chunk_parallel"} == {True}
 
 
