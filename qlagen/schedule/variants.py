@@ -50,7 +50,7 @@ def fastest_schedules(
     for number, form in enumerate(forms, 1):
         for schedule in _schedules_of_form(form, number, dims, file, target):
             best = found.get(schedule.options.name)
-            if best is None or _pace(schedule) < _pace(best):
+            if best is None or pace(schedule) < pace(best):
                 found[schedule.options.name] = schedule
     return tuple(found.values())
 
@@ -69,7 +69,7 @@ def _schedules_of_form(
         return ()
 
 
-def _pace(schedule: Schedule) -> float:
+def pace(schedule: Schedule) -> float:
     """Clocks per iteration of a CTA, when an SM has as many as fit."""
     return schedule.busiest_clocks / schedule.options.ctas_per_sm
 

@@ -48,6 +48,11 @@ class Entry:
         return tuple(map(kernel_name, self.schedules))
 
     @property
+    def main(self) -> Schedule:
+        """Of the programs that share the entry, that with the most to order."""
+        return max(self.schedules, key=lambda schedule: len(schedule.ranked))
+
+    @property
     def label(self) -> str:
         return f"{self.part} {self.name} (entry {self.index + 1})"
 
@@ -173,7 +178,7 @@ def _defaults() -> dict[str, Value]:
 def _register_splits(entry: Entry, target: Target) -> Iterator[Registers]:
     """Splits near the present one that leave nothing which a role could still have."""
     present = cast(Registers, entry.values[_REGISTERS])
-    schedule, granule = entry.schedules[0], target.register_granule
+    schedule, granule = entry.main, target.register_granule
     threads = {role.name: 32 * role.warps for role in schedule.roles if role.kind == "compute"}
     rest = schedule.threads - sum(threads.values())
     weights = [threads.get(name, rest) for name, _ in present]
@@ -190,7 +195,7 @@ def _register_splits(entry: Entry, target: Target) -> Iterator[Registers]:
 
 def _delays(entry: Entry, dims: Mapping[str, int], target: Target) -> Iterator[tuple[int, ...]]:
     """The issue orders that the scheduler ranked; the first of them is taken without a pin."""
-    schedule = entry.schedules[0]
+    schedule = entry.main
     if schedule.options.delays:
         schedule = build_schedule(schedule.program, dims, replace(schedule.options, delays=()), target)
     if len(schedule.ranked) > 1:

@@ -13,11 +13,13 @@ from qlagen.algebra.cache import derive_cached
 from qlagen.emit.kernel import emit_kernel
 from qlagen.errors import QlagenError
 from qlagen.package.compile import DIGEST_LENGTH, schedule_plan
-from qlagen.program.ir import Plan
+from qlagen.program.ir import Plan, Program
 from qlagen.program.plan import build_plan
 from qlagen.schedule.build import build_schedule
+from qlagen.schedule.model import Options, Schedule
 from qlagen.schedule.options import parse_options
-from qlagen.schedule.target import load_target
+from qlagen.schedule.target import Target, load_target
+from qlagen.schedule.variants import pace
 from qlagen.spec.load import load_spec
 from qlagen.tune.candidates import (
     Candidate,
@@ -121,17 +123,31 @@ def check(job: Job) -> Checked:
         return Checked(job.candidate, _short(fault), expressible=False)
     digest, plan = _digest_and_plan(job.spec)
     target, dims = load_target(job.target), dict(plan.dims)
-    programs = {program.name: program for program in plan.programs}
+    programs = {program.name: (program,) for program in plan.programs} | {"segment": plan.segment_forms}
     clocks = shared = 0
     texts = []
     try:
         for name, value_tile in job.kernels:
-            schedule = build_schedule(programs[name], dims, at_tile(options, value_tile), target)
+            schedule = _fastest(programs[name], dims, at_tile(options, value_tile), target)
             texts.append(emit_kernel(schedule, digest, job.target))
             clocks, shared = clocks + schedule.modelled_clocks, max(shared, schedule.shared_bytes)
     except QlagenError as fault:
         return Checked(job.candidate, _short(fault))
     return Checked(job.candidate, "", True, clocks, shared, hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12])
+
+
+def _fastest(forms: Sequence[Program], dims: Mapping[str, int], options: Options, target: Target) -> Schedule:
+    """Of the forms of a program the one that a build takes with these options. Raises what the first one does."""
+    found: list[Schedule] = []
+    faults: list[QlagenError] = []
+    for form in [form for number, form in enumerate(forms, 1) if options.form in (0, number)] or forms:
+        try:
+            found.append(build_schedule(form, dims, options, target))
+        except QlagenError as fault:
+            faults.append(fault)
+    if not found:
+        raise faults[0]
+    return min(found, key=pace)
 
 
 def rank(verdicts: Sequence[Checked], current: Checked) -> tuple[list[Checked], list[Checked]]:

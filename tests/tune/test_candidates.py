@@ -46,7 +46,8 @@ def test_the_entries_that_an_operator_uses() -> None:
         "chunk_parallel tile (entry 1)",
     ]
     assert [len(entry.siblings) for entry in found] == [1, 1, 2]
-    assert found[0].kernels == ("gated_delta_rule_forward_v128",)
+    assert found[0].kernels == ("gated_delta_rule_segment_v128", "gated_delta_rule_forward_v128")
+    assert found[0].main.program.name == "forward"
     assert found[2].values == {"stages": 1, "output_stages": 1, "ctas_per_sm": 4, "mover_warps": 2}
     assert [entry.name for entry in entries(names=("v64",))] == ["v64"]
     assert [entry.name for entry in entries(parts=("carried",))] == ["v128", "v64"]
@@ -120,8 +121,8 @@ def test_equal_kernels_are_built_once() -> None:
     """`delays` of the order that is taken anyway."""
     wide = entries()[0]
     checker = Checker(SPEC, TEXT, FILE, "sm_90a")
-    taken = tuple(delay for _, delay in wide.schedules[0].delays)
-    other = next(order.delays for order in wide.schedules[0].ranked[1:])
+    taken = tuple(delay for _, delay in wide.main.delays)
+    other = next(order.delays for order in wide.main.ranked[1:])
     pins = [Candidate((("delays", delays),)) for delays in (taken, tuple(delay for _, delay in other))]
     current, same, different = checker.check(wide, [Candidate(), *pins])
     assert same.digest == current.digest != different.digest

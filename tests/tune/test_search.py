@@ -141,7 +141,8 @@ def test_wrong_the_second_time_is_wrong(tile: list[Explored]) -> None:
 
     def ratio(settings: Settings) -> float:
         """Three CTAs are good, with three movers better: what comes in neither way is slower."""
-        plain = settings[TILE].stages == settings[TILE].output_stages == 1 and settings[TILE].ctas_per_sm == 3
+        options = settings[TILE]
+        plain = options.stages == options.output_stages == options.heads == 1 and options.ctas_per_sm == 3
         return {2: 0.9, 3: 0.8}.get(settings[TILE].mover_warps, 1.3) if plain else 1.3
 
     found = run(tile, ratio=ratio, fault=fault)
