@@ -68,7 +68,8 @@ def _ages(records: Sequence[Record], ours: str) -> str:
         return ""
     newest = [row["version"] for row in records if row["kind"] == "time" and row["implementation"] == ours][-1]
     text = ", ".join(f"{count} of {version}" for version, count in counts.items())
-    return f"These rows are of several versions of `{ours}` ({text}); the newest is {newest}."
+    said = f"These rows are of several versions of `{ours}` ({text}); the newest is {newest}."
+    return textwrap.fill(said, width=120, break_long_words=False)
 
 
 def _sentence(found: Report) -> str:

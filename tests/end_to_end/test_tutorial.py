@@ -83,4 +83,4 @@ def test_every_command(tmp_path: Path) -> None:
         result = command(*arguments)
         assert result.returncode == 0, (arguments, result.stdout[-2000:], result.stderr[-2000:])
         assert "FAILED" not in result.stdout
-    assert "12 within budget, 0 not" in result.stdout
+    assert "48 within budget, 0 not" in result.stdout

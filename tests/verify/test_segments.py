@@ -265,7 +265,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "no chunk left out": ("first = first + (chunks - iterations) * CHUNK", "first = first + 0 * iterations"),
     "a map from the given state": ("if value_column >= VALUE_DIM:", "if value_column > VALUE_DIM:"),
     "the last segment too": ("T.if_then_else(T.And(closes == 0, T.Or(", "T.if_then_else(T.And(closes >= 0, T.Or("),
-    "another segment's row": ("segment - sequence, value_head, (", "T.max(segment - sequence - 1, 0), value_head, ("),
+    "another segment's row": ("segment_state[segment - sequence,", "segment_state[T.max(segment - sequence - 1, 0),"),
     "the state of another segment": ("segment - 1 - sequence, value_head", "segment - sequence, value_head"),
 }
 
