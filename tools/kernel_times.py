@@ -59,6 +59,7 @@ def measure(row: Row, check: bool) -> dict[str, Any]:
     import torch
 
     import qla_ops
+    from qla_ops.runtime.plan import only
     from qlagen.bench.gate import Reference
     from qlagen.bench.inputs import make_inputs
 
