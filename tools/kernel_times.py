@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlagen.bench.cases import Case, gate_kinds, make_case
+from qlagen.bench.cases import Case, forward_case
 
 GRAPH_CALLS, GRAPH_SAMPLES, PROFILED_CALLS = 4, 25, 6
 REFERENCE_SHARE = 0.4
 """Of the free memory, for the reference."""
-_ROW = re.compile(r"(?P<heads>[\d:]+)/(?P<sequences>[^@!]+)(@(?P<cut>F|\d+))?(!(?P<only>[\w!]+))?")
+_ROW = re.compile(r"(?P<label>[\d:]+/[^@!]+)(@(?P<cut>F|\d+))?(!(?P<only>[\w!]+))?")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def read_row(text: str) -> Row:
         raise argparse.ArgumentTypeError(f"{text!r} is not HEADS/SEQUENCES[@SEGMENTS][!VARIANT]")
     cut = found["cut"]
     auto_cp: bool | int = True if cut is None else False if cut == "F" else int(cut)
-    case = make_case("forward", found["heads"], found["sequences"], gate_kinds()[0])
-    return Row(case, auto_cp, tuple((found["only"] or "").split("!")) if found["only"] else ())
+    return Row(forward_case(found["label"]), auto_cp, tuple((found["only"] or "").split("!")) if found["only"] else ())
 
 
 def measure(row: Row, check: bool) -> dict[str, Any]:

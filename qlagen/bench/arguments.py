@@ -42,12 +42,12 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--results", type=Path, metavar="FILE", help=f"the rows; default: {RESULTS}/GPU-DATE.jsonl")
     run.add_argument("--date", help="the DATE of the file's name; default: today")
-    run.add_argument("--parts", type=_words, default=PARTS, help=f"default: {','.join(PARTS)}")
-    run.add_argument("--libs", type=_words, default=(), help="implementations; default: all that are here")
-    run.add_argument("--operators", type=_words, default=(), help="operators with rows; default: the grid's")
-    run.add_argument("--heads", type=_words, default=(), help="such as 2:8,16:64; default: the grid's")
-    run.add_argument("--sequences", type=_words, default=(), help="such as 1x32768,4x8192; default: the grid's")
-    run.add_argument("--gates", type=_words, default=(), help="kinds of gates; default: the grid's")
+    run.add_argument("--parts", type=words, default=PARTS, help=f"default: {','.join(PARTS)}")
+    run.add_argument("--libs", type=words, default=(), help="implementations; default: all that are here")
+    run.add_argument("--operators", type=words, default=(), help="operators with rows; default: the grid's")
+    run.add_argument("--heads", type=words, default=(), help="such as 2:8,16:64; default: the grid's")
+    run.add_argument("--sequences", type=words, default=(), help="such as 1x32768,4x8192; default: the grid's")
+    run.add_argument("--gates", type=words, default=(), help="kinds of gates; default: the grid's")
     run.add_argument("--budget", type=float, metavar="SECONDS", help="stop in time, with the best rows done")
     run.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="compile in so many")
     run.add_argument("--stall", type=float, default=STALL_SECONDS, help="seconds after which a silent kernel hangs")
@@ -58,5 +58,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--list", action="store_true", help="print the rows in their order and stop")
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """What commas separate, without empty places."""
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -94,6 +94,16 @@ def case_of(fields: Mapping[str, str]) -> Case:
     return make_case(direction, heads, sequences, gates, fields.get("operator", ""))
 
 
+def forward_case(label: str) -> Case:
+    """``16:64/4x8192``, with a kind of gates after another slash where it is not the usual one. Raises E-BENCH-CASE."""
+    heads, slash, rest = label.partition("/")
+    sequences, _, gates = rest.partition("/")
+    if not slash:
+        notes = ["rows are HEADS/SEQUENCES, as in 16:64/4x8192"]
+        raise QlagenError("E-BENCH-CASE", f"{label!r} is no row of the benchmark", notes=notes)
+    return make_case("forward", heads, sequences, gates or gate_kinds()[0])
+
+
 def parse_heads(label: str) -> tuple[int, int]:
     """``16:64`` -> key heads 16, value heads 64."""
     match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", label)

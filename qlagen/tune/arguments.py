@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from qlagen.bench.arguments import RESULTS
+from qlagen.bench.arguments import RESULTS, words
 
 BUDGET = 600.0
 STALL_SECONDS = 60.0
@@ -31,7 +31,7 @@ def register(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--part", action="append", default=[], metavar="NAME", help="only entries of [[NAME]]")
     parser.add_argument("--variant", action="append", default=[], metavar="NAME", help="only entries of this name")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"default: {BUDGET:g}")
-    parser.add_argument("--rows", type=_words, default=_words(ROWS), metavar="LIST", help=f"default: {ROWS}")
+    parser.add_argument("--rows", type=words, default=words(ROWS), metavar="LIST", help=f"default: {ROWS}")
     cpus = os.cpu_count() or 2
     parser.add_argument("--processes", type=int, default=max(1, cpus - 2), metavar="N", help="build in so many")
     parser.add_argument("--dry-run", action="store_true", help="list the candidates and stop; needs no GPU")
@@ -43,7 +43,3 @@ def register(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--stall", type=float, default=STALL_SECONDS, help="seconds after which a silent kernel hangs")
     parser.add_argument("--log", type=Path, metavar="FILE", help="what libraries print; default: standard error")
     return parser
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())

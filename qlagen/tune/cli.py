@@ -18,7 +18,7 @@ from pathlib import Path
 import qlagen
 from qlagen.algebra.cache import derive_cached
 from qlagen.bench.arguments import RESULTS
-from qlagen.bench.cases import Case, gate_kinds, make_case, operators
+from qlagen.bench.cases import Case, forward_case, operators
 from qlagen.bench.device import gpu_name, slug
 from qlagen.bench.records import TUNE_PREFIX, RecordFile
 from qlagen.bench.workers import ProcessWorker, Worker
@@ -119,17 +119,7 @@ def read_job(options: argparse.Namespace) -> TuneJob:
         raise QlagenError("E-TUNE-SPEC", f"the benchmark cannot run {spec.name}", notes=notes, hints=hints)
     file = options.schedule or path.parent / "schedules" / f"{options.target}.toml"
     text = read_text(file, "schedule")
-    return TuneJob(path, spec, file, text, {label: _row(label) for label in options.rows}, text)
-
-
-def _row(label: str) -> Case:
-    """``16:64/4x8192``, with a kind of gates after another slash where it is not the usual one."""
-    heads, slash, rest = label.partition("/")
-    sequences, _, gates = rest.partition("/")
-    if not slash:
-        notes = ["rows are HEADS/SEQUENCES, as in 16:64/4x8192"]
-        raise QlagenError("E-BENCH-CASE", f"{label!r} is no row of the benchmark", notes=notes)
-    return make_case("forward", heads, sequences, gates or gate_kinds()[0])
+    return TuneJob(path, spec, file, text, {label: forward_case(label) for label in options.rows}, text)
 
 
 def measurement_comment(winner: Winner, where: str) -> tuple[str, ...]:

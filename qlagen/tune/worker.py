@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qlagen.bench.cases import Case, make_case
+from qlagen.bench.cases import Case, case_of
 from qlagen.bench.inputs import make_inputs
 from qlagen.bench.measure import Bench, Event, Measurement
 from qlagen.bench.peers import OURS
@@ -36,9 +36,9 @@ class Rows:
         """
         bench.seconds = ROUND_SECONDS
         if request["task"] == "kernels":
-            yield _kernels(bench, [_case(fields) for fields in request["cases"]])
+            yield _kernels(bench, [case_of(fields) for fields in request["cases"]])
             return
-        case = _case(request["case"])
+        case = case_of(request["case"])
         if request["task"] == "open":
             measurement = Measurement(bench, case, [OURS])
             yield from measurement.prepare()
@@ -50,10 +50,6 @@ class Rows:
             self.open.pop(case.name, None)
         else:
             raise ValueError(f"unknown task {request['task']!r}")
-
-
-def _case(fields: dict[str, str]) -> Case:
-    return make_case(fields["direction"], fields["heads"], fields["sequences"], fields["gates"])
 
 
 def _kernels(bench: Bench, cases: list[Case]) -> Event:
