@@ -4,7 +4,9 @@
 #   tools/bench_device.sh stage DIR...     unpack what the folders hold: site.tar.xz, wheels, fi.part.00 and fi.part.01
 #   tools/bench_device.sh run DATE [ARGS]  `qlagen bench run ARGS`; rows of benchmarks/results/nvidia-h200-DATE.jsonl
 #                                          are taken over, and the file goes to $OUT (benchmarks/results without it)
-# Parts of one archive may come in several calls of `stage`; they are unpacked when the last has come.
+#   tools/bench_device.sh save             what was compiled, as $OUT/cache.part.*: compiling takes longer than measuring
+# Parts of the FlashInfer archive may come in several calls of `stage`; they are unpacked when the last has come. A
+# folder with all parts of a saved cache may be staged too.
 set -euo pipefail
 root=${BENCH_ROOT:-/tmp/qlagen-bench}
 parts=2 # of the FlashInfer archive
@@ -16,6 +18,9 @@ stage() {
     for wheel in "$folder"/*.whl; do
       [ -e "$wheel" ] && python3 -m zipfile -e "$wheel" "$root/site"
     done
+    if [ -e "$folder/cache.part.00" ]; then
+      cat "$folder"/cache.part.* | xz -dc -T8 | tar -C "$root" -xf -
+    fi
     for part in "$folder"/fi.part.*; do
       [ -e "$part" ] && cp "$part" "$root/parts/"
     done
@@ -43,9 +48,15 @@ run() {
   return $status
 }
 
-command=${1:?stage or run}
+save() {
+  tar -C "$root" --exclude cache/qla_ops -cf - cache |
+    xz -T0 -4 | split -d -b 15M - "${OUT:?a folder}/cache.part."
+  du -sh "$root"/cache/* "$OUT"
+}
+
+command=${1:?stage, run or save}
 shift
 case $command in
-  stage | run) "$command" "$@" ;;
+  stage | run | save) "$command" "$@" ;;
   *) echo "unknown: $command" >&2; exit 2 ;;
 esac

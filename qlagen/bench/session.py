@@ -154,7 +154,9 @@ class Session:
         until = self.crew.clock() + self.left() * COMPILE_SHARE
         if jobs:
             self.crew.say(f"compiling {len(jobs)} sets of kernels")
+            begun = self.crew.clock()
             self._run_jobs(jobs, until)
+            self.crew.say(f"  {self.crew.clock() - begun:.0f} s")
         ready = [case for case in cases if self._is_compiled(case)] or [cases[0]]
         return ready, [case for case in cases if case not in ready]
 
@@ -216,6 +218,7 @@ class Session:
             begun = self.crew.clock()
             self.measure(case)
             took = self.crew.clock() - begun
+            self.crew.say(f"  {took:.1f} s")
             self.slow = max(took, self.slow * 0.8)
             self.measured += 1
         return []

@@ -22,11 +22,16 @@ LEAST_SAMPLES, MOST_SAMPLES = 9, 60
 
 @dataclass(frozen=True)
 class Replay:
-    """Something to time: `run` makes `calls` calls, one for each input set in turn. `mode`: how it makes them."""
+    """Something to time: `run` makes `calls` calls, one for each input set in turn. `mode`: how it makes them.
+
+    `keeps`: the calls themselves. A graph reads and writes at the addresses that it was captured with, and only they
+    hold the tensors there; without them the next capture, which empties the cache, takes the memory away.
+    """
 
     run: Callable[[], None]
     calls: int
     mode: str
+    keeps: Sequence[Call] = ()
 
 
 class Timer(Protocol):
@@ -132,7 +137,7 @@ class CudaTimer:
         except Exception as fault:
             torch.cuda.synchronize()
             return Replay(run, count, f"events ({type(fault).__name__} in capture)")
-        replay = Replay(graph.replay, count, "graph")
+        replay = Replay(graph.replay, count, "graph", calls)
         self.sample(replay)
         return replay
 

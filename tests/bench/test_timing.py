@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -124,6 +126,26 @@ def test_every_input_set_is_called_before_the_capture(monkeypatch: pytest.Monkey
 
     CudaTimer(cuda).prepare([partial(call, number) for number in range(7)])  # type: ignore[arg-type]
     assert {number for number, captured in seen if captured == 0} == set(range(7))
+
+
+@pytest.mark.parametrize("capture_fails", [False, True])
+def test_what_the_calls_hold_lives_as_long_as_the_replay(monkeypatch: pytest.MonkeyPatch, capture_fails: bool) -> None:
+    """A graph replays on the memory of the inputs that an implementation converted for its calls."""
+    cuda = FakeCuda(monkeypatch, capture_fails)
+    converted = torch.zeros(3)
+    held = weakref.ref(converted)
+
+    def call(tensor: torch.Tensor) -> None:
+        cuda.call()
+
+    calls = [partial(call, converted)]
+    replay = CudaTimer(cuda).prepare(calls)  # type: ignore[arg-type]
+    del converted, calls
+    gc.collect()
+    assert held() is not None
+    del replay
+    gc.collect()
+    assert held() is None
 
 
 def test_where_capture_fails_calls_are_timed_and_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
