@@ -11,22 +11,26 @@ set -euo pipefail
 root=${BENCH_ROOT:-/tmp/qlagen-bench}
 parts=2 # of the FlashInfer archive
 
+unpack() { # xz archive on standard input, folder
+  xz -dc -T8 | tar -C "$1" -xf -
+}
+
 stage() {
   mkdir -p "$root/site" "$root/fi" "$root/parts"
   for folder in "$@"; do
-    [ -e "$folder/site.tar.xz" ] && xz -dc -T8 "$folder/site.tar.xz" | tar -C "$root/site" -xf -
+    [ -e "$folder/site.tar.xz" ] && unpack "$root/site" <"$folder/site.tar.xz"
     for wheel in "$folder"/*.whl; do
       [ -e "$wheel" ] && python3 -m zipfile -e "$wheel" "$root/site"
     done
     if [ -e "$folder/cache.part.00" ]; then
-      cat "$folder"/cache.part.* | xz -dc -T8 | tar -C "$root" -xf -
+      cat "$folder"/cache.part.* | unpack "$root"
     fi
     for part in "$folder"/fi.part.*; do
       [ -e "$part" ] && cp "$part" "$root/parts/"
     done
   done
   if [ "$(find "$root/parts" -name 'fi.part.*' | wc -l)" -eq "$parts" ]; then
-    cat "$root"/parts/fi.part.* | xz -dc -T8 | tar -C "$root/fi" -xf -
+    cat "$root"/parts/fi.part.* | unpack "$root/fi"
     rm "$root"/parts/fi.part.*
   fi
   du -sh "$root"/*

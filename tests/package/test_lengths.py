@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from qla_ops import chunk_gated_delta_rule
-from qla_ops.runtime import costs, lengths
+from qla_ops.runtime import choose, costs, lengths
 from qla_ops.runtime.choose import OPERATORS, call_plan
-from qla_ops.runtime.lengths import fit, group, known_lengths
+from qla_ops.runtime.lengths import Lengths, group, known_lengths
 from qla_ops.runtime.metadata import packed_tables
 from qla_ops.runtime.model import Groups, choose_length, segment_count
 from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, NEVER, Cutting, Plan, choose_plan
@@ -25,6 +25,12 @@ SMS, CHUNK = 132, 64
 def plan(heads: int, chunks: list[int], known: bool = True, parts: int = AUTOMATIC) -> Plan:
     groups = group(chunks) if known else None
     return choose_plan(OPERATOR, len(chunks), sum(chunks) * CHUNK, heads, SMS, True, parts, groups)
+
+
+def lengths_of(offsets: torch.Tensor, tokens: int) -> Lengths:
+    found = known_lengths(OPERATOR, offsets, tokens)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(("heads", "count", "length"), [(32, 4, 8192), (32, 8, 4096), (32, 4, 2048), (64, 4, 8192)])
@@ -51,14 +57,14 @@ def test_one_long_sequence_is_cut_without_a_search() -> None:
 def test_a_number_of_segments_fits_the_lengths() -> None:
     """Without them there is room for what any lengths could need."""
     given = offsets_of([640, 64, 0, 130])
-    known = known_lengths("f", given, 834, CHUNK)
+    known = lengths_of(given, 834)
     assert known.chunks == (10, 1, 0, 3)
     for parts, wanted in ((3, 3 + 1 + 1 + 3), (2, 2 + 1 + 1 + 2), (50, 10 + 1 + 1 + 3)):
         chosen = choose_plan(OPERATOR, 4, 834, 8, SMS, True, parts, known.groups)
-        made = fit(chosen.cutting, known)
+        made = known.fit(chosen.cutting)
         assert (made.segments, made.parts) == (wanted, parts)
         check(packed_tables(given, 834, CHUNK, made), [640, 64, 0, 130], [min(parts, n) or 1 for n in known.chunks])
-    assert fit(CUT_NOTHING, known) is CUT_NOTHING
+    assert known.fit(CUT_NOTHING) is CUT_NOTHING
 
 
 @pytest.mark.parametrize("length", [1, 3, 40, 512])
@@ -89,32 +95,36 @@ def test_the_last_tensor_is_remembered_until_it_changes(monkeypatch: pytest.Monk
     real = lengths.check_offset_values
     monkeypatch.setattr(lengths, "check_offset_values", lambda *a: (read.append(1), real(*a))[1])
     given = torch.tensor([0, 100, 300])
-    first = known_lengths("f", given, 300, CHUNK)
-    assert known_lengths("f", given, 300, CHUNK) is first
+    first = lengths_of(given, 300)
+    assert lengths_of(given, 300) is first
     assert first.chunks == (2, 4)
     given[1] = 64
-    assert known_lengths("f", given, 300, CHUNK).chunks == (1, 4)
+    assert lengths_of(given, 300).chunks == (1, 4)
     other = torch.tensor([0, 10, 300])
-    assert known_lengths("f", other, 300, CHUNK).chunks == (1, 5)
+    assert lengths_of(other, 300).chunks == (1, 5)
     assert len(read) == 3
     with torch.inference_mode():
         frozen = torch.tensor([0, 100, 300])
-        assert known_lengths("f", frozen, 300, CHUNK).chunks == (2, 4)
+        assert lengths_of(frozen, 300).chunks == (2, 4)
         frozen[1] = 64
-        assert known_lengths("f", frozen, 300, CHUNK).chunks == (1, 4)
+        assert lengths_of(frozen, 300).chunks == (1, 4)
     del given, other, frozen
     gc.collect()
-    assert known_lengths("f", torch.tensor([0, 100, 300]), 300, CHUNK).chunks == (2, 4)
+    assert lengths_of(torch.tensor([0, 100, 300]), 300).chunks == (2, 4)
 
 
 @pytest.mark.parametrize("offsets", [[0, 200, 100], [5, 100], [0, 301]])
 def test_offsets_that_are_none(offsets: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"f: cu_seqlens_cpu is \d+ at index \d; offsets must start at 0, never"):
-        known_lengths("f", torch.tensor(offsets), 300, CHUNK)
+    with pytest.raises(
+        ValueError, match=r"chunk_gated_delta_rule: cu_seqlens_cpu is \d+ at index \d; offsets must start at 0, never"
+    ):
+        lengths_of(torch.tensor(offsets), 300)
 
 
-def test_growing_sequences_share_plans() -> None:
-    """Lengths are rounded up, by an eighth at most."""
+def test_growing_sequences_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are rounded up, by an eighth at most; each gets the room that it needs itself, counted once."""
+    made: dict[object, Plan] = {}
+    monkeypatch.setattr(choose, "_PLANS", made)
     groups: set[Groups] = set()
     for step in range(1000, 2000):
         (count, length), *rest = group([step] * 3)
@@ -122,8 +132,13 @@ def test_growing_sequences_share_plans() -> None:
         assert step <= length <= step * 9 / 8
         groups.add(((count, length),))
     assert len(groups) <= 10
-    made = [call_plan(OPERATOR, 3, 3 * n * CHUNK, 8, SMS, True, AUTOMATIC, group([n] * 3)) for n in range(1000, 2000)]
-    assert len(set(map(id, made))) == len(groups)
+    for n in range(1000, 2000):
+        known = Lengths((n,) * 3, group([n] * 3))
+        first, again = (call_plan(OPERATOR, 3, 3 * n * CHUNK, 8, SMS, True, AUTOMATIC, known) for _ in range(2))
+        assert first.cutting.segments == segment_count(known.chunks, first.cutting.length)
+        assert again.cutting == first.cutting
+        assert len(known.fitted) == 1
+    assert len(made) == len(groups)
 
 
 def test_the_portable_implementation_takes_and_ignores_them() -> None:

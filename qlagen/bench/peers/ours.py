@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,24 +56,24 @@ class Ours(Implementation):
     def forward(self, inputs: Inputs) -> Call:
         import torch
 
-        function, arguments, options = self._arguments(inputs)
+        run = self._bind(inputs)
 
         def call() -> Any:
             with torch.no_grad():
-                return function(*arguments, **options)
+                return run()
 
         return call
 
-    def _run(self, inputs: Inputs) -> Any:
+    def _bind(self, inputs: Inputs) -> Call:
         function, arguments, options = self._arguments(inputs)
-        return function(*arguments, **options)
+        return partial(function, *arguments, **options)
 
     def _arguments(self, i: Inputs) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The offsets on the CPU too: who packs sequences knows their lengths, and other libraries read them back."""
         traits = i.case.traits
         gates = (*((i.g,) if traits.gate else ()), *((i.beta,) if traits.correction else ()))
         options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True}
         options |= {"cu_seqlens": i.cu_seqlens, **self.settings}
+        # Who packs sequences knows their lengths, and other libraries read them back.
         if self.takes_host_offsets:
             options["cu_seqlens_cpu"] = i.cu_seqlens.cpu()
         return self._function(traits.operator), (i.q, i.k, i.v, *gates), options
@@ -88,7 +89,7 @@ class Ours(Implementation):
 
         leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in _LEAVES}
         try:
-            o, state = self._run(replace(inputs, **leaves))
+            o, state = self._bind(replace(inputs, **leaves))()
         except self.library.ImplementationUnavailableError as fault:
             raise UnsupportedError(str(fault)) from fault
         if not o.requires_grad:

@@ -102,7 +102,7 @@ def check_call(
     if state_indices is not None:
         got = f"a {type(state_indices).__name__}"
         raise bad_argument(operator.function, "state_indices", got, "state pools are not supported yet; pass None")
-    options = (initial_state, cu_seqlens, out, final_state_out)
+    options = (initial_state, cu_seqlens, cu_seqlens_cpu, out, final_state_out)
     tensors = {
         item.name: value
         for item, value in zip(operator.arguments, inputs, strict=True)
@@ -123,8 +123,6 @@ def check_call(
     }
     if out is not None:
         _check_overlap(operator, tensors, out)
-    if cu_seqlens_cpu is not None:
-        _check_host_offsets(operator, cu_seqlens, cu_seqlens_cpu)
     final = bool(output_final_state) or final_state_out is not None
     parts, threshold = _parts(operator, auto_cp), _threshold(operator, cp_threshold)
     states = initial_state, final, cu_seqlens, cu_seqlens_cpu, state_v_first, out, final_state_out
@@ -144,12 +142,14 @@ def _key(operator: Operator, values: tuple[Any, ...], state_v_first: bool) -> Ha
 def _find_facts(
     operator: Operator, tensors: dict[str, Any], options: tuple[Any, ...], state_v_first: bool, key: Hashable
 ) -> Facts:
-    initial_state, cu_seqlens, out, final_state_out = options
+    initial_state, cu_seqlens, cu_seqlens_cpu, out, final_state_out = options
     for item in operator.tensors:
         _check_tensor(operator, item, tensors[item.name])
     batch, length, heads, sizes = _check_shapes(operator, tensors)
     first = tensors[operator.tensors[0].name]
     sequences = batch if cu_seqlens is None else _check_offsets(operator, cu_seqlens, batch, first)
+    if cu_seqlens_cpu is not None:
+        _check_host_offsets(operator, cu_seqlens, cu_seqlens_cpu)
     rows, columns = ("V", "K") if state_v_first else ("K", "V")
     inputs = [*tensors.values(), *((initial_state,) if isinstance(initial_state, Tensor) else ())]
     facts = Facts(
@@ -235,11 +235,7 @@ def _check_heads(operator: Operator, heads: dict[str, int]) -> dict[str, int]:
 def _check_offsets(operator: Operator, offsets: Any, batch: int, first: Tensor) -> int:
     """The number of sequences."""
     name, function = "cu_seqlens", operator.function
-    if not isinstance(offsets, Tensor):
-        allowed = "an int32 or int64 tensor [N + 1] of token offsets is needed"
-        raise bad_argument(function, name, f"a {type(offsets).__name__}", allowed)
-    if offsets.dtype not in OFFSET_TYPES:
-        raise bad_argument(function, name, f"of type {offsets.dtype}", f"allowed: {_join(OFFSET_TYPES)}")
+    _check_integers(function, name, offsets, "[N + 1] of token offsets")
     if offsets.dim() != 1 or offsets.shape[0] < 1:
         raise bad_argument(function, name, f"of shape {list(offsets.shape)}", "[N + 1] offsets are needed")
     if offsets.device != first.device:
@@ -257,17 +253,21 @@ def _check_host_offsets(operator: Operator, offsets: Tensor | None, copy: Any) -
     if offsets is None:
         allowed = "it is a copy of cu_seqlens for the host; give cu_seqlens too"
         raise bad_argument(function, name, "given without cu_seqlens", allowed)
-    if not isinstance(copy, Tensor):
-        allowed = "an int32 or int64 tensor on the CPU is needed"
-        raise bad_argument(function, name, f"a {type(copy).__name__}", allowed)
-    if copy.dtype not in OFFSET_TYPES:
-        raise bad_argument(function, name, f"of type {copy.dtype}", f"allowed: {_join(OFFSET_TYPES)}")
+    _check_integers(function, name, copy, "on the CPU")
     if copy.device.type != "cpu":
         allowed = "it must be on the CPU: reading it from a device would stop the host"
         raise bad_argument(function, name, f"on {copy.device}", allowed)
     if copy.shape != offsets.shape:
         allowed = f"needed: that of cu_seqlens, {list(offsets.shape)}"
         raise bad_argument(function, name, f"of shape {list(copy.shape)}", allowed)
+
+
+def _check_integers(function: str, name: str, value: Any, kind: str) -> None:
+    if not isinstance(value, Tensor):
+        allowed = f"an int32 or int64 tensor {kind} is needed"
+        raise bad_argument(function, name, f"a {type(value).__name__}", allowed)
+    if value.dtype not in OFFSET_TYPES:
+        raise bad_argument(function, name, f"of type {value.dtype}", f"allowed: {_join(OFFSET_TYPES)}")
 
 
 def check_offset_values(function: str, name: str, offsets: list[int], length: int) -> None:

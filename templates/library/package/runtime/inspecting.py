@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from qla_ops.runtime.choose import (
     workers,
 )
 from qla_ops.runtime.environment import cache_folder
-from qla_ops.runtime.lengths import Lengths, fit, known_lengths
+from qla_ops.runtime.lengths import known_lengths
 from qla_ops.runtime.plan import AUTOMATIC, JOIN_COLUMNS, NEVER, Plan, Times, can_cut, cta_count
 from qla_ops.runtime.records import Kernel, Operator
 
@@ -117,17 +117,9 @@ def _plan(call: Call, parts: int) -> Plan:
     facts = call.facts
     processors = device_facts(facts.device.index or 0).processors
     tokens = max(facts.batch * facts.length, 1)
-    packed, known = call.cu_seqlens is not None, _known(call)
-    groups = known.groups if known else None
+    packed, known = call.cu_seqlens is not None, known_lengths(call.operator, call.cu_seqlens_cpu, tokens)
     sequences = max(facts.sequences, 1)
-    plan = call_plan(call.operator, sequences, tokens, facts.value_heads, processors, packed, parts, groups)
-    return replace(plan, cutting=fit(plan.cutting, known)) if known else plan
-
-
-def _known(call: Call) -> Lengths | None:
-    if call.cu_seqlens_cpu is None:
-        return None
-    return known_lengths(call.operator.function, call.cu_seqlens_cpu, call.facts.length, call.operator.chunk)
+    return call_plan(call.operator, sequences, tokens, facts.value_heads, processors, packed, parts, known)
 
 
 def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:

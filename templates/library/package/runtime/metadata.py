@@ -87,8 +87,8 @@ def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, cutting: Cutting 
     )
     made = [torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes]
     numbers = (int(given.dtype == torch.int64), sequences, tokens, chunk, count, segments, chain_count)
-    numbers = (*numbers, cutting.parts, cutting.length)
-    loader.function(loader.TABLES, "int32")(given, *made, *numbers, *cutting.weights)
+    how = (cutting.parts, cutting.length, *cutting.weights)
+    loader.function(loader.TABLES, "int32")(given, *made, *numbers, *how)
     offsets, chunk_offsets, first, rows, _, *cut = made
     return Tables(offsets, chunk_offsets, first, rows, count, *cut, segments, segments - sequences, chain_count)
 

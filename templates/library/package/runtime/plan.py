@@ -104,8 +104,8 @@ def choose_plan(
     """
     distributions = (known,) if known is not None else _distributions(operator.chunk, sequences, tokens, packed)
     limit = tokens // operator.chunk + sequences
-    told = known is not None
-    plans = list(_plans(operator, distributions, value_heads, processors, parts, limit, packed, told))
+    guessed = packed and known is None
+    plans = list(_plans(operator, distributions, value_heads, processors, parts, limit, packed, guessed))
     best = [min(plan.times[i].total for plan in plans) for i in range(len(distributions))]
     rare = costs.LONG_PERCENT / 100 if len(distributions) > 1 else 0.0
     losses = []
@@ -133,7 +133,7 @@ def _plans(
     parts: int,
     limit: int,
     packed: bool,
-    told: bool,
+    guessed: bool,
 ) -> Iterator[Plan]:
     """Plans worth weighing, the simplest first: fewer kernels, then wider tiles."""
     forwards, segments = variants(operator, "carried"), variants(operator, "segment")
@@ -153,13 +153,13 @@ def _plans(
         weights = _weights(operator, forward, segment, value_heads, processors)
         found = [_cheapest(weights, some, chunks) for some, chunks in zip(cuts, totals, strict=True)]
         count = max(cut.segments for _, cut, _ in found)
-        if packed and parts and not told:
+        if guessed and parts:
             count = max(whole[0].segments, min(whole[0].segments * parts, limit))
         if count > whole[0].segments:
-            search = costs.SEARCH if packed and not parts and not told else 0
+            search = costs.SEARCH if guessed and not parts else 0
             times = tuple(replace(time, idle=search + idle_time(weights, cut, count)) for _, cut, time in found)
             chosen = parts if packed else found[0][1].most
-            cutting = Cutting(count, parts, weights, found[0][0] if told and not parts else 0)
+            cutting = Cutting(count, parts, weights, 0 if guessed else found[0][0])
             yield Plan(forward, segment, cutting, chosen, times)
         elif parts:
             yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, tuple(time for *_, time in found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ import torch
 from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call
 from qla_ops.runtime.errors import ImplementationUnavailableError, bad_argument
+from qla_ops.runtime.lengths import Lengths
 from qla_ops.runtime.log import note_fallback
-from qla_ops.runtime.model import Groups
 from qla_ops.runtime.plan import Plan, choose_plan, forced
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.tracing import constant_while_traced
@@ -125,22 +125,25 @@ def call_plan(
     processors: int,
     packed: bool,
     parts: int,
-    known: Groups | None = None,
+    known: Lengths | None = None,
 ) -> Plan:
     """`choose_plan`, remembered. Packed calls differ in length from step to step: their plans are made for a length
-    that is rounded up by a sixteenth at most, and for `known` ones, which are rounded themselves, alone."""
-    if known is not None:
-        tokens = sum(count * chunks for count, chunks in known) * operator.chunk
+    that is rounded up by a sixteenth at most, or for `known` ones, rounded up too, which get the room that they need.
+    """
+    groups = known.groups if known else None
+    if groups is not None:
+        tokens = sum(count * chunks for count, chunks in groups) * operator.chunk
     elif packed:
         step = 1 << max(tokens.bit_length() - 5, 0)
         tokens = -(-tokens // step) * step
-    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts, known, forced())
+    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts, groups, forced())
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= _REMEMBERED:
             _PLANS.clear()
-        plan = _PLANS[key] = choose_plan(operator, sequences, tokens, value_heads, processors, packed, parts, known)
-    return plan
+        plan = _PLANS[key] = choose_plan(operator, sequences, tokens, value_heads, processors, packed, parts, groups)
+    cutting = known.fit(plan.cutting) if known else plan.cutting
+    return plan if cutting == plan.cutting else replace(plan, cutting=cutting)
 
 
 def plan_kernels(operator: Operator, plan: Plan, key_heads: int, value_heads: int) -> tuple[Kernel, ...]:

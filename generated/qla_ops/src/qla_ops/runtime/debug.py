@@ -15,8 +15,9 @@ def check_inputs(call: Call) -> None:
     offsets = _offsets(call)
     if call.cu_seqlens is not None:
         check_offset_values(function, "cu_seqlens", offsets, call.facts.length)
-        if call.cu_seqlens_cpu is not None and call.cu_seqlens_cpu.tolist() != offsets:
-            got = f"{call.cu_seqlens_cpu.tolist()}"[:100]
+        known = offsets if call.cu_seqlens_cpu is None else call.cu_seqlens_cpu.tolist()
+        if known != offsets:
+            got = f"{known}"[:100]
             raise bad_argument(function, "cu_seqlens_cpu", got, "it must hold the numbers of cu_seqlens")
     for argument in call.operator.tensors:
         tensor = call.tensors[argument.name].detach()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from qla_ops.runtime.arguments import check_offset_values
 from qla_ops.runtime.model import Groups, segment_count
 from qla_ops.runtime.plan import AUTOMATIC, NEVER, Cutting
+from qla_ops.runtime.records import Operator
 
 _FINE_BITS = 4
 """Lengths that agree in so many leading bits get one plan, so that few plans are made while sequences grow."""
@@ -28,14 +29,31 @@ class Lengths:
     """Of each sequence."""
     groups: Groups
     """The same, rounded up and counted: what a plan is chosen for."""
+    fitted: dict[Cutting, Cutting] = field(default_factory=dict, compare=False)
+    """What `fit` found."""
+
+    def fit(self, cutting: Cutting) -> Cutting:
+        """With room for as many segments as these lengths need."""
+        if cutting.parts == NEVER:
+            return cutting
+        if cutting not in self.fitted:
+            if cutting.parts == AUTOMATIC:
+                count = segment_count(self.chunks, cutting.length)
+            else:
+                count = sum(max(1, min(cutting.parts, chunks)) for chunks in self.chunks)
+            self.fitted[cutting] = cutting._replace(segments=count)
+        return self.fitted[cutting]
 
 
-def known_lengths(function: str, offsets: Tensor, tokens: int, chunk: int) -> Lengths:
-    """Of `offsets` [N + 1] on the CPU. Raises ValueError when they are no offsets of `tokens` tokens.
+def known_lengths(operator: Operator, offsets: Tensor | None, tokens: int) -> Lengths | None:
+    """Of `offsets` [N + 1] on the CPU; None without them. Raises ValueError when they are no offsets of these tokens.
 
     A model's layers give the same tensor one after another: the last one's are remembered.
     """
+    if offsets is None:
+        return None
     global _LAST
+    chunk = operator.chunk
     # A tensor made in inference mode counts no changes.
     version = -1 if offsets.is_inference() else offsets._version
     key = (version, tokens, chunk)
@@ -43,7 +61,7 @@ def known_lengths(function: str, offsets: Tensor, tokens: int, chunk: int) -> Le
     if version >= 0 and last is not None and last[0]() is offsets and last[1] == key:
         return last[2]
     values = offsets.tolist()
-    check_offset_values(function, "cu_seqlens_cpu", values, tokens)
+    check_offset_values(operator.function, "cu_seqlens_cpu", values, tokens)
     chunks = tuple([-(-(end - start) // chunk) for start, end in pairwise(values)])
     found = Lengths(chunks, group(chunks))
     _LAST = (weakref.ref(offsets), key, found)
@@ -58,15 +76,6 @@ def group(chunks: Sequence[int]) -> Groups:
 def _rounded(length: int) -> int:
     step = 1 << max(length.bit_length() - _FINE_BITS, 0)
     return -(-length // step) * step
-
-
-def fit(cutting: Cutting, lengths: Lengths) -> Cutting:
-    """With room for as many segments as these lengths need."""
-    if cutting.parts == NEVER:
-        return cutting
-    if cutting.parts == AUTOMATIC:
-        return cutting._replace(segments=segment_count(lengths.chunks, cutting.length))
-    return cutting._replace(segments=sum(max(1, min(cutting.parts, chunks)) for chunks in lengths.chunks))
 
 
 _LAST: tuple[weakref.ref[Tensor], tuple[int, int, int], Lengths] | None = None
