@@ -5,12 +5,13 @@
 // N_new[v][k] = sum over j of N_old[v][j] M[j][k] + N[v][k]. A row that is not joined holds its exact state already.
 //
 // A CTA has 16 value columns of one (sequence, head): they pass through the maps without meeting other columns. A warp
-// has 16 columns k of a map. Nobody else in the CTA needs these: they go from memory straight into its registers, two
-// rows ahead; so does what a row adds, into shared memory. No way from memory is on the chain from row to row. Products
-// run on tensor cores with each fp32 factor as the sum of two bf16 numbers, high and low; the three products that
-// matter are added in fp32, which leaves a relative error of about 2^-16 in a product. A map is split step by step,
-// beside the products of the step before. The state passes between warps through shared memory as fragments: what a
-// lane is given by the products of one row is what the same lane of every warp multiplies in the next one.
+// has 32 columns k and half the rows j of a map. Nobody else in the CTA needs these: they go from memory, a line of it
+// for eight lanes, straight into registers, two rows ahead; so does what a row adds, into shared memory. No way from
+// memory is on the chain from row to row. Products run on tensor cores with each fp32 factor as the sum of two bf16
+// numbers, high and low; the three products that matter are added in fp32, which leaves a relative error of about 2^-16
+// in a product. A map is split step by step, beside the products of the step before. Two warps then add their halves
+// through shared memory. The state passes between warps as fragments: what a lane is given by the products of one row
+// is what the same lane of every warp multiplies in the next one.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -19,7 +20,7 @@
 #define TL_EXPORT
 
 constexpr int kColumns = 16;  // value columns of a CTA: the rows of an m16n8k16 product
-constexpr int kTiles = 2;     // n8 tiles of a warp
+constexpr int kTiles = 4;     // n8 tiles of a warp
 constexpr int kStep = 16;     // summands of a product
 constexpr int kAhead = 2;     // rows that are on their way while one is joined
 constexpr unsigned kAll = 0xffffffffu;
@@ -71,14 +72,16 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// Two numbers of a map, which nobody writes while this kernel runs.
-__device__ __forceinline__ float2 load(const float* from) {
+// Four numbers of a map, which nobody writes while this kernel runs.
+__device__ __forceinline__ float4 load(const float* from) {
 #ifdef __CUDACC__
-  float2 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from));
+  float4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from));
   return value;
 #else
-  return *reinterpret_cast<const float2*>(from);
+  return *reinterpret_cast<const float4*>(from);
 #endif
 }
 
@@ -116,13 +119,14 @@ struct JoinedRows {
   }
 };
 
-// 16 columns k of a map, for a warp, as they were read.
+// 32 columns k of half a map, for a warp, as they were read.
 //
-// Of the products' columns lane (group, quad) multiplies k = key + 0, 1, one in each tile. The summands j of a step are
+// Of the products' columns lane (group, quad) multiplies k = key + 0..3, one in each tile. The summands j of a step are
 // shared out as the products' results are: a lane has j = 4 quad + 0..3.
 template <int K>
 struct Map {
-  float2 read[K / kStep][4];
+  static constexpr int kSteps = K / kStep / 2;
+  float4 read[kSteps][4];
 
   __device__ __forceinline__ void load(const float* from, int step) {
 #pragma unroll
@@ -132,10 +136,12 @@ struct Map {
   __device__ __forceinline__ void split(int step, unsigned (&high)[kTiles][2], unsigned (&low)[kTiles][2]) const {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const float2 one = read[step][pair];
-      const float2 two = read[step][pair + 2];
+      const float4 one = read[step][2 * pair];
+      const float4 two = read[step][2 * pair + 1];
       ::split(one.x, two.x, high[0][pair], low[0][pair]);
       ::split(one.y, two.y, high[1][pair], low[1][pair]);
+      ::split(one.z, two.z, high[2][pair], low[2][pair]);
+      ::split(one.w, two.w, high[3][pair], low[3][pair]);
     }
   }
 };
@@ -146,6 +152,8 @@ struct Shared {
   // The state as the products' first factor, a fragment of one warp after another: high and low, and all of it twice:
   // while one copy is read the next one is written.
   uint4 state[2][2][K / kStep][32];
+  // Products over half the summands, for the warp that has the other half.
+  float4 products[K / kStep][2][32];
   // What rows add to the products, on the way or there; each lane its own.
   float4 sums[kAhead + 1][2][2 * K];
 };
@@ -158,10 +166,15 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int group = lane / 4;
   const int quad = lane % 4;
-  // Of a row's state the lane is given k = own + 0..3 in the value columns `group` and `group` + 8.
-  const int own = warp * 8 * kTiles + 2 * kTiles * quad;
-  const int key = warp * 8 * kTiles + kTiles * group;
-  const float* const map = state + map_offset + 2 * kTiles * quad * K + key;
+  // Which columns k a warp has, and which half of the summands; of the results it keeps that half of the columns k:
+  // of a row's state the lane is given k = own + 0..3 in the value columns `group` and `group` + 8.
+  constexpr int kPairs = K / (2 * kStep);
+  constexpr int kSteps = Map<K>::kSteps;
+  const int block = warp % kPairs;
+  const int part = warp / kPairs;
+  const int own = 2 * kStep * block + kStep * part + 4 * quad;
+  const int key = 2 * kStep * block + kStep * (group % 2) + 4 * (group / 2);
+  const float* const map = state + map_offset + (part * (K / 2) + 4 * quad) * K + key;
   float* const values = state + group * K + own;
   JoinedRows list = {joined, heads, first + rows, first - 31, 0u};
   int row = list.find(first + 1);
@@ -178,12 +191,12 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   };
   const auto put_state = [&](int copy, const float4 (&sums)[2]) {
     uint4 high, low;
-    split(sums[0].x, sums[0].z, high.x, low.x);
-    split(sums[1].x, sums[1].z, high.y, low.y);
-    split(sums[0].y, sums[0].w, high.z, low.z);
-    split(sums[1].y, sums[1].w, high.w, low.w);
-    shared.state[copy][0][warp][lane] = high;
-    shared.state[copy][1][warp][lane] = low;
+    split(sums[0].x, sums[0].y, high.x, low.x);
+    split(sums[1].x, sums[1].y, high.y, low.y);
+    split(sums[0].z, sums[0].w, high.z, low.z);
+    split(sums[1].z, sums[1].w, high.w, low.w);
+    shared.state[copy][0][2 * block + part][lane] = high;
+    shared.state[copy][1][2 * block + part][lane] = low;
   };
   int next = list.find(row + 1);
   int held = -1;  // the row whose state shared memory holds
@@ -205,34 +218,40 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     copy_sums(coming, (slot + kAhead) % (kAhead + 1));
     // For want of such a row a map is read again that nobody needs: cheaper than a branch.
     const float* from = map + (coming < list.end ? coming : row) * row_stride;
-    // Steps take turns at two sums, whose products need not wait for one another.
-    float products[2][kTiles][4] = {};
+    float products[kTiles][4] = {};
 #pragma unroll
-    for (int step = 0; step < K / kStep; ++step) {
-      const uint4 high = shared.state[copy][0][step][lane];
-      const uint4 low = shared.state[copy][1][step][lane];
+    for (int step = 0; step < kSteps; ++step) {
+      const uint4 high = shared.state[copy][0][part * kSteps + step][lane];
+      const uint4 low = shared.state[copy][1][part * kSteps + step][lane];
       unsigned map_high[kTiles][2], map_low[kTiles][2];
       now.split(step, map_high, map_low);
       now.load(from, step);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], high, map_high[tile]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], high, map_high[tile]);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], low, map_high[tile]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], low, map_high[tile]);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], high, map_low[tile]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], high, map_low[tile]);
     }
+    const auto product = [&](int half, bool second) {
+      const auto of = [&](int tile) { return second ? products[tile][2 * half + 1] : products[tile][2 * half]; };
+      return make_float4(of(0), of(1), of(2), of(3));
+    };
+#pragma unroll
+    for (int half = 0; half < 2; ++half) shared.products[warp][half][lane] = product(half, part == 0);
     copy ^= 1;
     wait_for_copies<kAhead>();
 #pragma unroll
+    for (int half = 0; half < 2; ++half) sums[half] = shared.sums[slot][half][threadIdx.x];
+    __syncthreads();
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const auto sum = [&](int tile, int place) {
-        return products[0][tile][2 * half + place] + products[1][tile][2 * half + place];
-      };
-      sums[half] = shared.sums[slot][half][threadIdx.x];
-      sums[half].x += sum(0, 0);
-      sums[half].y += sum(1, 0);
-      sums[half].z += sum(0, 1);
-      sums[half].w += sum(1, 1);
+      const float4 mine = product(half, part != 0);
+      const float4 other = shared.products[block + (1 - part) * kPairs][half][lane];
+      sums[half].x += mine.x + other.x;
+      sums[half].y += mine.y + other.y;
+      sums[half].z += mine.z + other.z;
+      sums[half].w += mine.w + other.w;
       *reinterpret_cast<float4*>(values + row * row_stride + 8 * half * K) = sums[half];
     }
     put_state(copy, sums);
@@ -244,9 +263,9 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   };
   Map<K> one, two;
 #pragma unroll
-  for (int step = 0; step < K / kStep; ++step) one.load(map + row * row_stride, step);
+  for (int step = 0; step < kSteps; ++step) one.load(map + row * row_stride, step);
 #pragma unroll
-  for (int step = 0; step < K / kStep; ++step) two.load(map + (next < list.end ? next : row) * row_stride, step);
+  for (int step = 0; step < kSteps; ++step) two.load(map + (next < list.end ? next : row) * row_stride, step);
   while (row < list.end) {
     join_row(one);
     if (row < list.end) join_row(two);
