@@ -199,6 +199,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     shared.state[copy][1][2 * block + part][lane] = low;
   };
   int next = list.find(row + 1);
+  int coming = list.find(next + 1);  // the one after the next
   int held = -1;  // the row whose state shared memory holds
   int copy = 0;
   copy_sums(row, 0);
@@ -214,8 +215,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       put_state(copy, sums);
       __syncthreads();
     }
-    const int coming = list.find(next + 1);
-    copy_sums(coming, (slot + kAhead) % (kAhead + 1));
+    int after = row;
     // For want of such a row a map is read again that nobody needs: cheaper than a branch.
     const float* from = map + (coming < list.end ? coming : row) * row_stride;
     float products[kTiles][4] = {};
@@ -226,6 +226,11 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       unsigned map_high[kTiles][2], map_low[kTiles][2];
       now.split(step, map_high, map_low);
       now.load(from, step);
+      // Not before the first product, where it would be on the chain.
+      if (step == kSteps / 2) {
+        copy_sums(coming, (slot + kAhead) % (kAhead + 1));
+        after = list.find(coming + 1);
+      }
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], high, map_high[tile]);
 #pragma unroll
@@ -258,6 +263,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     held = row;
     row = next;
     next = coming;
+    coming = after;
     slot = (slot + 1) % (kAhead + 1);
     __syncthreads();
   };
