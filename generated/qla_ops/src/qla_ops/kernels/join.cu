@@ -149,9 +149,9 @@ struct Map {
 // What a CTA shares, and what it keeps for each lane.
 template <int K>
 struct Shared {
-  // The state as the products' first factor, a fragment of one warp after another: high and low, and all of it twice:
-  // while one copy is read the next one is written.
-  uint4 state[2][2][K / kStep][32];
+  // The state as the products' first factor, a fragment for each step, high and low. Between its reads and its writes
+  // all warps wait for one another's halves.
+  uint4 state[2][K / kStep][32];
   // Products over half the summands, for the warp that has the other half.
   float4 products[K / kStep][2][32];
   // What rows add to the products, on the way or there; each lane its own.
@@ -189,19 +189,18 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     }
     commit_copies();
   };
-  const auto put_state = [&](int copy, const float4 (&sums)[2]) {
+  const auto put_state = [&](const float4 (&sums)[2]) {
     uint4 high, low;
     split(sums[0].x, sums[0].y, high.x, low.x);
     split(sums[1].x, sums[1].y, high.y, low.y);
     split(sums[0].z, sums[0].w, high.z, low.z);
     split(sums[1].z, sums[1].w, high.w, low.w);
-    shared.state[copy][0][2 * block + part][lane] = high;
-    shared.state[copy][1][2 * block + part][lane] = low;
+    shared.state[0][2 * block + part][lane] = high;
+    shared.state[1][2 * block + part][lane] = low;
   };
   int next = list.find(row + 1);
   int coming = list.find(next + 1);  // the one after the next
   int held = -1;  // the row whose state shared memory holds
-  int copy = 0;
   copy_sums(row, 0);
   copy_sums(next, 1);
   // Joins one row; its registers take the map of the row after the next one.
@@ -212,7 +211,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       for (int half = 0; half < 2; ++half) {
         sums[half] = *reinterpret_cast<const float4*>(values + (row - 1) * row_stride + 8 * half * K);
       }
-      put_state(copy, sums);
+      put_state(sums);
       __syncthreads();
     }
     int after = row;
@@ -221,8 +220,8 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     float products[kTiles][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint4 high = shared.state[copy][0][part * kSteps + step][lane];
-      const uint4 low = shared.state[copy][1][part * kSteps + step][lane];
+      const uint4 high = shared.state[0][part * kSteps + step][lane];
+      const uint4 low = shared.state[1][part * kSteps + step][lane];
       unsigned map_high[kTiles][2], map_low[kTiles][2];
       now.split(step, map_high, map_low);
       now.load(from, step);
@@ -244,7 +243,6 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     };
 #pragma unroll
     for (int half = 0; half < 2; ++half) shared.products[warp][half][lane] = product(half, part == 0);
-    copy ^= 1;
     wait_for_copies<kAhead>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) sums[half] = shared.sums[slot][half][threadIdx.x];
@@ -259,7 +257,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       sums[half].w += mine.w + other.w;
       *reinterpret_cast<float4*>(values + row * row_stride + 8 * half * K) = sums[half];
     }
-    put_state(copy, sums);
+    put_state(sums);
     held = row;
     row = next;
     next = coming;
