@@ -109,20 +109,14 @@ MUTANTS = {
     "sums too early": ("wait_for_copies<kAhead>();", "wait_for_copies<kAhead + 1>();"),
     "sums never awaited": ("wait_for_copies<kAhead>();", ""),
     "a gap is overlooked": ("if (held != row - 1) {", "if (held < 0) {"),
-    "a map too early": ("coming < list.end ? coming : row) * row_stride;\n    float", "row) * row_stride;\n    float"),
-    "no low half of the state": ("multiply(products[tile], low, map_high[tile]);", ";"),
-    "no low half of the map": ("multiply(products[tile], high, map_low[tile]);", ";"),
-    "own half twice": ("block + (1 - part) * kPairs][half]", "warp][half]"),
-    "halves mixed up": ("product(half, part == 0);", "product(half, part != 0);"),
-    "columns in another order": ("kStep * (group % 2) + 4 * (group / 2)", "4 * group"),
-    "no barrier between halves": (
-        "shared.sums[slot][half][threadIdx.x];\n    __syncthreads();",
-        "shared.sums[slot][half][threadIdx.x];",
-    ),
-    "no barrier behind a row": (
-        "slot = (slot + 1) % (kAhead + 1);\n    __syncthreads();",
-        "slot = (slot + 1) % (kAhead + 1);",
-    ),
+    "a map too early": ("(coming < list.end ? coming : row) * row_stride", "row * row_stride"),
+    "no low half of the state": ("multiply(products[step % 2][tile], map_high[tile], low);", ";"),
+    "no low half of the map": ("multiply(products[step % 2][tile], map_low[tile], high);", ";"),
+    "own half twice": ("block + (1 - part) * kPairs][lane]", "warp][lane]"),
+    "halves mixed up": ("product(part == 0);", "product(part != 0);"),
+    "columns mixed up": ("2 * quad + part;", "2 * quad + 1 - part;"),
+    "no barrier between halves": ("[slot][threadIdx.x];\n    __syncthreads();", "[slot][threadIdx.x];"),
+    "no barrier behind a row": ("% (kAhead + 1);\n    __syncthreads();", "% (kAhead + 1);"),
 }
 
 

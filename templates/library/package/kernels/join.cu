@@ -4,14 +4,14 @@
 // when it starts from zero, V x K, and its map M, K x K, both transposed: N[v][k] and M[j][k] with k contiguous; so
 // N_new[v][k] = sum over j of N_old[v][j] M[j][k] + N[v][k]. A row that is not joined holds its exact state already.
 //
-// A CTA has 16 value columns of one (sequence, head): they pass through the maps without meeting other columns. A warp
-// has 32 columns k and half the rows j of a map. Nobody else in the CTA needs these: they go from memory, a line of it
-// for eight lanes, straight into registers, two rows ahead; so does what a row adds, into shared memory. No way from
-// memory is on the chain from row to row. Products run on tensor cores with each fp32 factor as the sum of two bf16
-// numbers, high and low; the three products that matter are added in fp32, which leaves a relative error of about 2^-16
-// in a product. A map is split step by step, beside the products of the step before. Two warps then add their halves
-// through shared memory. The state passes between warps as fragments: what a lane is given by the products of one row
-// is what the same lane of every warp multiplies in the next one.
+// A CTA has 8 value columns of one (sequence, head): they pass through the maps without meeting other columns, and few
+// of them give a row little work and many SMs some. A warp has 32 columns k and half the rows j of a map. Nobody else
+// in the CTA needs these: they go from memory, a line of it for eight lanes, straight into registers, two rows ahead;
+// so does what a row adds, into shared memory. No way from memory is on the chain from row to row. Products run on
+// tensor cores, the map first, with each fp32 factor as the sum of two bf16 numbers, high and low; the three products
+// that matter are added in fp32, which leaves a relative error of about 2^-16 in a product. A map is split step by
+// step, beside the products of the step before. Two warps then add their halves through shared memory, and so does the
+// state pass between warps.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -19,8 +19,8 @@
 
 #define TL_EXPORT
 
-constexpr int kColumns = 16;  // value columns of a CTA: the rows of an m16n8k16 product
-constexpr int kTiles = 4;     // n8 tiles of a warp
+constexpr int kColumns = 8;  // value columns of a CTA: the columns of an m16n8k16 product
+constexpr int kTiles = 2;    // m16 tiles of a warp
 constexpr int kStep = 16;     // summands of a product
 constexpr int kAhead = 2;     // rows that are on their way while one is joined
 constexpr unsigned kAll = 0xffffffffu;
@@ -28,17 +28,16 @@ constexpr unsigned kAll = 0xffffffffu;
 static char error_buf[256];
 
 // c += a b for a 16 x 16 (row-major), b 16 x 8 (column-major), bf16 in fp32.
-__device__ __forceinline__ void multiply(float (&c)[4], const uint4& a, const unsigned (&b)[2]) {
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef __CUDACC__
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
   constexpr auto type = tl::DataType::kBFloat16;
-  const unsigned words[4] = {a.x, a.y, a.z, a.w};
-  tl::mma_sync<type, type, tl::DataType::kFloat32, 16, 8, 16, false, true>(c, words, b);
+  tl::mma_sync<type, type, tl::DataType::kFloat32, 16, 8, 16, false, true>(c, a, b);
 #endif
 }
 
@@ -121,8 +120,8 @@ struct JoinedRows {
 
 // 32 columns k of half a map, for a warp, as they were read.
 //
-// Of the products' columns lane (group, quad) multiplies k = key + 0..3, one in each tile. The summands j of a step are
-// shared out as the products' results are: a lane has j = 4 quad + 0..3.
+// As rows of the products' first factor lane (group, quad) has k = key + 0..3, two in each tile; of the summands of a
+// step it has j = 4 quad + 0..3.
 template <int K>
 struct Map {
   static constexpr int kSteps = K / kStep / 2;
@@ -133,15 +132,16 @@ struct Map {
     for (int j = 0; j < 4; ++j) read[step][j] = ::load(from + (kStep * step + j) * K);
   }
 
-  __device__ __forceinline__ void split(int step, unsigned (&high)[kTiles][2], unsigned (&low)[kTiles][2]) const {
+  // Fragments of two tiles; rows `group` and `group` + 8 of a tile are neighbours k.
+  __device__ __forceinline__ void split(int step, unsigned (&high)[kTiles][4], unsigned (&low)[kTiles][4]) const {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const float4 one = read[step][2 * pair];
       const float4 two = read[step][2 * pair + 1];
-      ::split(one.x, two.x, high[0][pair], low[0][pair]);
-      ::split(one.y, two.y, high[1][pair], low[1][pair]);
-      ::split(one.z, two.z, high[2][pair], low[2][pair]);
-      ::split(one.w, two.w, high[3][pair], low[3][pair]);
+      ::split(one.x, two.x, high[0][2 * pair], low[0][2 * pair]);
+      ::split(one.y, two.y, high[0][2 * pair + 1], low[0][2 * pair + 1]);
+      ::split(one.z, two.z, high[1][2 * pair], low[1][2 * pair]);
+      ::split(one.w, two.w, high[1][2 * pair + 1], low[1][2 * pair + 1]);
     }
   }
 };
@@ -149,13 +149,13 @@ struct Map {
 // What a CTA shares, and what it keeps for each lane.
 template <int K>
 struct Shared {
-  // The state as the products' first factor, a fragment for each step, high and low. Between its reads and its writes
-  // all warps wait for one another's halves.
-  uint4 state[2][K / kStep][32];
+  // The state as the products' second factor: for four k of a column two words, high, and two, low. Between its reads
+  // and its writes all warps wait for one another's halves.
+  uint4 state[kColumns][K / 4 + 4];
   // Products over half the summands, for the warp that has the other half.
-  float4 products[K / kStep][2][32];
+  float4 products[K / kStep][32];
   // What rows add to the products, on the way or there; each lane its own.
-  float4 sums[kAhead + 1][2][2 * K];
+  float4 sums[kAhead + 1][2 * K];
 };
 
 // Carries the states of one chain's rows.
@@ -166,37 +166,28 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int group = lane / 4;
   const int quad = lane % 4;
-  // Which columns k a warp has, and which half of the summands; of the results it keeps that half of the columns k:
-  // of a row's state the lane is given k = own + 0..3 in the value columns `group` and `group` + 8.
+  // Which columns k a warp has, and which half of the summands; of the results it keeps that half of the value columns.
   constexpr int kPairs = K / (2 * kStep);
   constexpr int kSteps = Map<K>::kSteps;
   const int block = warp % kPairs;
   const int part = warp / kPairs;
-  const int own = 2 * kStep * block + kStep * part + 4 * quad;
-  const int key = 2 * kStep * block + kStep * (group % 2) + 4 * (group / 2);
+  const int key = 2 * kStep * block + 4 * group;
+  const int mine = 2 * quad + part;  // the value column in which the lane keeps k = key + 0..3
   const float* const map = state + map_offset + (part * (K / 2) + 4 * quad) * K + key;
-  float* const values = state + group * K + own;
+  float* const values = state + mine * K + key;
   JoinedRows list = {joined, heads, first + rows, first - 31, 0u};
   int row = list.find(first + 1);
   if (row >= list.end) return;
   int slot = 0;  // of what the row adds
   const auto copy_sums = [&](int of, int to) {
-    if (of < list.end) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        start_copy(&shared.sums[to][half][threadIdx.x], values + of * row_stride + 8 * half * K);
-      }
-    }
+    if (of < list.end) start_copy(&shared.sums[to][threadIdx.x], values + of * row_stride);
     commit_copies();
   };
-  const auto put_state = [&](const float4 (&sums)[2]) {
-    uint4 high, low;
-    split(sums[0].x, sums[0].y, high.x, low.x);
-    split(sums[1].x, sums[1].y, high.y, low.y);
-    split(sums[0].z, sums[0].w, high.z, low.z);
-    split(sums[1].z, sums[1].w, high.w, low.w);
-    shared.state[0][2 * block + part][lane] = high;
-    shared.state[1][2 * block + part][lane] = low;
+  const auto put_state = [&](const float4& sums) {
+    uint4 words;
+    split(sums.x, sums.y, words.x, words.z);
+    split(sums.z, sums.w, words.y, words.w);
+    shared.state[mine][key / 4] = words;
   };
   int next = list.find(row + 1);
   int coming = list.find(next + 1);  // the one after the next
@@ -205,24 +196,22 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   copy_sums(next, 1);
   // Joins one row; its registers take the map of the row after the next one.
   const auto join_row = [&](Map<K>& now) {
-    float4 sums[2];
+    float4 sums;
     if (held != row - 1) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sums[half] = *reinterpret_cast<const float4*>(values + (row - 1) * row_stride + 8 * half * K);
-      }
-      put_state(sums);
+      put_state(*reinterpret_cast<const float4*>(values + (row - 1) * row_stride));
       __syncthreads();
     }
     int after = row;
     // For want of such a row a map is read again that nobody needs: cheaper than a branch.
     const float* from = map + (coming < list.end ? coming : row) * row_stride;
-    float products[kTiles][4] = {};
+    // Steps take turns at two sums, whose products need not wait for one another.
+    float products[2][kTiles][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint4 high = shared.state[0][part * kSteps + step][lane];
-      const uint4 low = shared.state[1][part * kSteps + step][lane];
-      unsigned map_high[kTiles][2], map_low[kTiles][2];
+      const uint4 words = shared.state[group][4 * (part * kSteps + step) + quad];
+      const unsigned high[2] = {words.x, words.y};
+      const unsigned low[2] = {words.z, words.w};
+      unsigned map_high[kTiles][4], map_low[kTiles][4];
       now.split(step, map_high, map_low);
       now.load(from, step);
       // Not before the first product, where it would be on the chain.
@@ -231,32 +220,30 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
         after = list.find(coming + 1);
       }
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], high, map_high[tile]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_high[tile], high);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], low, map_high[tile]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_high[tile], low);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[tile], high, map_low[tile]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_low[tile], high);
     }
-    const auto product = [&](int half, bool second) {
-      const auto of = [&](int tile) { return second ? products[tile][2 * half + 1] : products[tile][2 * half]; };
-      return make_float4(of(0), of(1), of(2), of(3));
+    const auto product = [&](bool second) {
+      const auto of = [&](int tile, int row) {
+        const float first = products[0][tile][2 * row] + products[1][tile][2 * row];
+        return second ? products[0][tile][2 * row + 1] + products[1][tile][2 * row + 1] : first;
+      };
+      return make_float4(of(0, 0), of(0, 1), of(1, 0), of(1, 1));
     };
-#pragma unroll
-    for (int half = 0; half < 2; ++half) shared.products[warp][half][lane] = product(half, part == 0);
+    shared.products[warp][lane] = product(part == 0);
     wait_for_copies<kAhead>();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) sums[half] = shared.sums[slot][half][threadIdx.x];
+    sums = shared.sums[slot][threadIdx.x];
     __syncthreads();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float4 mine = product(half, part != 0);
-      const float4 other = shared.products[block + (1 - part) * kPairs][half][lane];
-      sums[half].x += mine.x + other.x;
-      sums[half].y += mine.y + other.y;
-      sums[half].z += mine.z + other.z;
-      sums[half].w += mine.w + other.w;
-      *reinterpret_cast<float4*>(values + row * row_stride + 8 * half * K) = sums[half];
-    }
+    const float4 own = product(part != 0);
+    const float4 other = shared.products[block + (1 - part) * kPairs][lane];
+    sums.x += own.x + other.x;
+    sums.y += own.y + other.y;
+    sums.z += own.z + other.z;
+    sums.w += own.w + other.w;
+    *reinterpret_cast<float4*>(values + row * row_stride) = sums;
     put_state(sums);
     held = row;
     row = next;
