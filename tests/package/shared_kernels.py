@@ -32,9 +32,12 @@ def tables_kernel() -> EmulatedKernel:
 
 
 @cache
-def join_kernel() -> EmulatedKernel:
-    """The CUDA kernel, compiled for the CPU emulator."""
+def join_kernel(old: str = "", new: str = "") -> EmulatedKernel:
+    """The CUDA kernel, compiled for the CPU emulator; `old`, which must be there once, is replaced by `new`."""
     text = kernel_file(JOIN).read_text()
+    if old:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
     parameters = [
         Parameter("chains", "int*", "int32", ("chains_size",)),
         Parameter("segment_state", "float*", "float32", ("joints", "value_heads", "numbers")),

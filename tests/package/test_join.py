@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime.loader import JOIN
+from qlagen.errors import QlagenError
 from qlagen.verify.emulator import Mode
 from tests.package.shared_kernels import join_kernel
 
@@ -16,10 +18,13 @@ HEADS = 2
 MODES = (Mode(), Mode(late=True), Mode(late=True, seed=1))
 
 
-def join(chains: Tensor, states: Tensor, joined: Tensor, key_dim: int, value_dim: int) -> None:
+Edit = tuple[str, str]
+
+
+def join(chains: Tensor, states: Tensor, joined: Tensor, key_dim: int, value_dim: int, edit: Edit = ("", "")) -> None:
     numbers = (len(chains), HEADS, key_dim, value_dim, 5)
     values = (chains.flatten(), states.flatten(2), joined, *numbers)
-    join_kernel().run_in_modes(dict(zip(JOIN.parameters, values, strict=True)), MODES)
+    join_kernel(*edit).run_in_modes(dict(zip(JOIN.parameters, values, strict=True)), MODES)
 
 
 def truth(chains: Tensor, states: Tensor, joined: Tensor, value_dim: int) -> Tensor:
@@ -53,6 +58,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str) -> None:
+    check(name)
+
+
+def check(name: str, edit: Edit = ("", "")) -> None:
     table, flags, key_dim, value_dim = CASES[name]
     states = example(len(flags), key_dim, value_dim)
     joined = torch.tensor(flags, dtype=torch.int32)[:, None].repeat(1, HEADS).contiguous()
@@ -64,7 +73,7 @@ def test_against_float64(name: str) -> None:
         states[first : first + min(count, 1), :, value_dim:] = float("nan")
         expected[first : first + min(count, 1), :, value_dim:] = float("nan")
     before = states.clone()
-    join(chains, states, joined, key_dim, value_dim)
+    join(chains, states, joined, key_dim, value_dim, edit)
     untouched = torch.ones(len(flags), HEADS, dtype=torch.bool)
     for first, count in table:
         untouched[first + 1 : first + count] = joined[first + 1 : first + count] == 0
@@ -93,3 +102,30 @@ def test_a_size_without_a_kernel() -> None:
     states, joined = torch.zeros(1, HEADS, 64, 32), torch.zeros(1, HEADS, dtype=torch.int32)
     with pytest.raises(Exception, match="join_kernel: no kernel for K = 32, V = 32"):
         join(torch.zeros(1, 2, dtype=torch.int32), states, joined, 32, 32)
+
+
+MUTANTS = {
+    "sums of another row": ("(slot + kAhead) % (kAhead + 1));\n        after", "slot);\n        after"),
+    "sums too early": ("wait_for_copies<kAhead>();", "wait_for_copies<kAhead + 1>();"),
+    "sums never awaited": ("wait_for_copies<kAhead>();", ""),
+    "a gap is overlooked": ("if (held != row - 1) {", "if (held < 0) {"),
+    "a map too early": ("(coming < list.end ? coming : row) * row_stride", "row * row_stride"),
+    "no low half of the state": ("multiply(products[step % 2][tile], map_high[tile], low);", ";"),
+    "no low half of the map": ("multiply(products[step % 2][tile], map_low[tile], high);", ";"),
+    "own half twice": ("block + (1 - part) * kPairs][lane]", "warp][lane]"),
+    "halves mixed up": ("product(part == 0);", "product(part != 0);"),
+    "columns mixed up": ("2 * quad + part;", "2 * quad + 1 - part;"),
+    "no barrier between halves": ("[slot][threadIdx.x];\n    __syncthreads();", "[slot][threadIdx.x];"),
+    "no barrier behind a row": ("% (kAhead + 1);\n    __syncthreads();", "% (kAhead + 1);"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    missed = 0
+    for case in CASES:
+        with contextlib.suppress(AssertionError, QlagenError):
+            check(case, MUTANTS[name])
+            missed += 1
+    assert missed < len(CASES)

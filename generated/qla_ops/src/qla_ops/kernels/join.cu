@@ -4,12 +4,14 @@
 // when it starts from zero, V x K, and its map M, K x K, both transposed: N[v][k] and M[j][k] with k contiguous; so
 // N_new[v][k] = sum over j of N_old[v][j] M[j][k] + N[v][k]. A row that is not joined holds its exact state already.
 //
-// A CTA has 16 value columns of one (sequence, head): they pass through the maps without meeting other columns. Maps
-// come by bulk copies into a ring of stages in shared memory, as many rows ahead as there are stages. The product runs
-// on tensor cores with each fp32 factor as the sum of two bf16 numbers, high and low; the three products that matter
-// are kept and added in fp32, which leaves a relative error of about 2^-16 in a product. While a row's products run,
-// the next map is split, into the registers that they free; so only the products are on the chain from row to row. The
-// state passes between warps through shared memory. One more warp does nothing but start the copies.
+// A CTA has 8 value columns of one (sequence, head): they pass through the maps without meeting other columns, and few
+// of them give a row little work and many SMs some. A warp has 32 columns k and half the rows j of a map. Nobody else
+// in the CTA needs these: they go from memory, a line of it for eight lanes, straight into registers, two rows ahead;
+// so does what a row adds, into shared memory. No way from memory is on the chain from row to row. Products run on
+// tensor cores, the map first, with each fp32 factor as the sum of two bf16 numbers, high and low; the three products
+// that matter are added in fp32, which leaves a relative error of about 2^-16 in a product. A map is split step by
+// step, beside the products of the step before. Two warps then add their halves through shared memory, and so does the
+// state pass between warps.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -17,76 +19,13 @@
 
 #define TL_EXPORT
 
-constexpr int kColumns = 16;  // value columns of a CTA: the rows of an m16n8k16 product
-constexpr int kTiles = 2;     // n8 tiles of a warp
-constexpr int kDepth = 32;    // summands of two k16 products, whose fragments a lane reads together
-constexpr int kStages = 3;    // maps that are on their way or in use
+constexpr int kColumns = 8;  // value columns of a CTA: the columns of an m16n8k16 product
+constexpr int kTiles = 2;    // m16 tiles of a warp
+constexpr int kStep = 16;     // summands of a product
+constexpr int kAhead = 2;     // rows that are on their way while one is joined
 constexpr unsigned kAll = 0xffffffffu;
 
 static char error_buf[256];
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-#ifdef __CUDACC__
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-#else
-  return 0;
-#endif
-}
-
-// An mbarrier for one arrival in each phase.
-__device__ __forceinline__ void init_barrier(uint64_t& barrier) {
-#ifdef __CUDACC__
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
-#else
-  tl::mbarrier_init(barrier, 1);
-#endif
-}
-
-// Makes the barriers' first values visible to bulk copies.
-__device__ __forceinline__ void fence_barriers() {
-#ifdef __CUDACC__
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// Arrives, and lets the phase wait for `bytes` besides.
-__device__ __forceinline__ void expect_bytes(uint64_t& barrier, unsigned bytes) {
-#ifdef __CUDACC__
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
-               : "memory");
-#else
-  tl::mbarrier_arrive_expect_tx(barrier, bytes);
-#endif
-}
-
-// Waits until the phase of this parity is over.
-__device__ __forceinline__ void wait_for(uint64_t& barrier, unsigned parity) {
-#ifdef __CUDACC__
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(shared_address(&barrier)),
-      "r"(parity)
-      : "memory");
-#else
-  tl::mbarrier_wait(barrier, static_cast<int>(parity));
-#endif
-}
-
-// Starts a copy of contiguous bytes into shared memory; it ends with the phase of the barrier.
-__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, uint64_t& barrier) {
-#ifdef __CUDACC__
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-               : "memory");
-#else
-  tl::tma_load(to, from, barrier, bytes);
-#endif
-}
 
 // c += a b for a 16 x 16 (row-major), b 16 x 8 (column-major), bf16 in fp32.
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -99,6 +38,49 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
 #else
   constexpr auto type = tl::DataType::kBFloat16;
   tl::mma_sync<type, type, tl::DataType::kFloat32, 16, 8, 16, false, true>(c, a, b);
+#endif
+}
+
+// Starts a copy of 16 bytes into shared memory, for the lane itself.
+__device__ __forceinline__ void start_copy(float4* to, const float* from) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+#else
+  tl::cp_async_gs<16>(to, from);
+#endif
+}
+
+// Ends a group of copies; there may be none in it.
+__device__ __forceinline__ void commit_copies() {
+#ifdef __CUDACC__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  tl::cp_async_commit();
+#endif
+}
+
+// Waits for all groups of the lane's copies but the last `groups`.
+template <int groups>
+__device__ __forceinline__ void wait_for_copies() {
+#ifdef __CUDACC__
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#else
+  tl::cp_async_wait<groups>();
+#endif
+}
+
+// Four numbers of a map, which nobody writes while this kernel runs.
+__device__ __forceinline__ float4 load(const float* from) {
+#ifdef __CUDACC__
+  float4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from));
+  return value;
+#else
+  return *reinterpret_cast<const float4*>(from);
 #endif
 }
 
@@ -136,209 +118,158 @@ struct JoinedRows {
   }
 };
 
-// Shared memory of a CTA for key size K, in bytes. The state lies there as words of two bf16, high and low, and twice:
-// while one copy is read the next one is written. Its rows have a stride of 16 banks modulo 32, so that reads meet no
-// conflict. Blocks of 8 rows of a map are moved apart by 8 banks for the same reason.
+// 32 columns k of half a map, for a warp, as they were read.
+//
+// As rows of the products' first factor lane (group, quad) has k = key + 0..3, two in each tile; of the summands of a
+// step it has j = 4 quad + 0..3.
 template <int K>
-struct Layout {
-  static constexpr int kWords = K / 2 + 16;
-  static constexpr int kCopy = kColumns * kWords;
-  static constexpr int kState = 4 * kCopy * static_cast<int>(sizeof(unsigned));
-  static constexpr int kBlock = 8 * K * static_cast<int>(sizeof(float));
-  static constexpr int kStride = kBlock + 8 * static_cast<int>(sizeof(float));
-  static constexpr int kMap = K / 8 * kStride;
-  static constexpr int kBytes = kStages * kMap + kState;
-};
+struct Map {
+  static constexpr int kSteps = K / kStep / 2;
+  float4 read[kSteps][4];
 
-// The maps of rows, in order, through the ring of stages. The counters run on from one chain to the next.
-template <int K>
-struct Maps {
-  unsigned char* stages;
-  uint64_t* full;
-  unsigned filled;
-  unsigned split;  // how many have been split into registers
-
-  // Starts the copies of the next map; of one thread.
-  __device__ __forceinline__ void fill(const float* map) {
-    const unsigned stage = filled % kStages;
-    unsigned char* to = stages + stage * Layout<K>::kMap;
-    expect_bytes(full[stage], K * K * sizeof(float));
-#pragma unroll 1
-    for (int block = 0; block < K / 8; ++block) {
-      copy_bulk(to + block * Layout<K>::kStride, map + block * 8 * K, Layout<K>::kBlock, full[stage]);
-    }
+  __device__ __forceinline__ void load(const float* from, int step) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) read[step][j] = ::load(from + (kStep * step + j) * K);
   }
 
-  // Waits for the next map to split.
-  __device__ __forceinline__ const unsigned char* wait() const {
-    wait_for(full[split % kStages], split / kStages % 2);
-    return stages + split % kStages * Layout<K>::kMap;
-  }
-};
-
-// Fragments of a map for one warp, split: two k16 products, n8 tiles, two registers.
-template <int K>
-struct Fragments {
-  unsigned high[K / kDepth][2][kTiles][2];
-  unsigned low[K / kDepth][2][kTiles][2];
-
-  // One depth of the map in a stage; lane (group, quad) has columns `key` and `key` + 1.
-  __device__ __forceinline__ void read(const unsigned char* stage, int depth, int quad, int key) {
-    const unsigned char* block = stage + (4 * depth + quad) * Layout<K>::kStride;
-    const float* from = reinterpret_cast<const float*>(block) + key;
+  // Fragments of two tiles; rows `group` and `group` + 8 of a tile are neighbours k.
+  __device__ __forceinline__ void split(int step, unsigned (&high)[kTiles][4], unsigned (&low)[kTiles][4]) const {
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const float2 one = *reinterpret_cast<const float2*>(from + (4 * part + 2 * pair) * K);
-        const float2 two = *reinterpret_cast<const float2*>(from + (4 * part + 2 * pair + 1) * K);
-        ::split(one.x, two.x, high[depth][part][0][pair], low[depth][part][0][pair]);
-        ::split(one.y, two.y, high[depth][part][1][pair], low[depth][part][1][pair]);
-      }
+    for (int pair = 0; pair < 2; ++pair) {
+      const float4 one = read[step][2 * pair];
+      const float4 two = read[step][2 * pair + 1];
+      ::split(one.x, two.x, high[0][2 * pair], low[0][2 * pair]);
+      ::split(one.y, two.y, high[0][2 * pair + 1], low[0][2 * pair + 1]);
+      ::split(one.z, two.z, high[1][2 * pair], low[1][2 * pair]);
+      ::split(one.w, two.w, high[1][2 * pair + 1], low[1][2 * pair + 1]);
     }
   }
 };
 
-// Warps of a CTA: those that multiply, and one that loads.
+// What a CTA shares, and what it keeps for each lane.
 template <int K>
-constexpr int kWarps = K / 16 + 1;
+struct Shared {
+  // The state as the products' second factor: for four k of a column two words, high, and two, low. Between its reads
+  // and its writes all warps wait for one another's halves.
+  uint4 state[kColumns][K / 4 + 4];
+  // Products over half the summands, for the warp that has the other half.
+  float4 products[K / kStep][32];
+  // What rows add to the products, on the way or there; each lane its own.
+  float4 sums[kAhead + 1][2 * K];
+};
 
 // Carries the states of one chain's rows.
 template <int K>
 __device__ __forceinline__ void join_columns(float* state, const int* joined, int first, int rows, int heads,
-                                             int64_t row_stride, int map_offset, unsigned* halves, Maps<K>& maps) {
-  constexpr int kWords = Layout<K>::kWords;
-  constexpr int kCopy = Layout<K>::kCopy;
+                                             int64_t row_stride, int map_offset, Shared<K>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const bool loads = warp == kWarps<K> - 1;
   const int group = lane / 4;
   const int quad = lane % 4;
-  // Of the products' columns lane (group, quad) multiplies k = key + 0, 1 and is given k = own + 0..3.
-  const int key = warp * 8 * kTiles + kTiles * group;
-  const int own = warp * 8 * kTiles + 2 * kTiles * quad;
+  // Which columns k a warp has, and which half of the summands; of the results it keeps that half of the value columns.
+  constexpr int kPairs = K / (2 * kStep);
+  constexpr int kSteps = Map<K>::kSteps;
+  const int block = warp % kPairs;
+  const int part = warp / kPairs;
+  const int key = 2 * kStep * block + 4 * group;
+  const int mine = 2 * quad + part;  // the value column in which the lane keeps k = key + 0..3
+  const float* const map = state + map_offset + (part * (K / 2) + 4 * quad) * K + key;
+  float* const values = state + mine * K + key;
   JoinedRows list = {joined, heads, first + rows, first - 31, 0u};
-  JoinedRows ahead = list;
   int row = list.find(first + 1);
   if (row >= list.end) return;
-  int coming = row;  // the next row whose map is to be copied
-  const auto fill = [&]() {
-    while (coming < list.end && maps.filled < maps.split + kStages) {
-      if (lane == 0) maps.fill(state + coming * row_stride + map_offset);
-      ++maps.filled;
-      coming = ahead.find(coming + 1);
-    }
+  int slot = 0;  // of what the row adds
+  const auto copy_sums = [&](int of, int to) {
+    if (of < list.end) start_copy(&shared.sums[to][threadIdx.x], values + of * row_stride);
+    commit_copies();
   };
-  const auto put_state = [&](int copy, int column, const float4& value) {
-    unsigned high[2], low[2];
-    split(value.x, value.y, high[0], low[0]);
-    split(value.z, value.w, high[1], low[1]);
-    unsigned* to = halves + 2 * copy * kCopy + column * kWords + own / 2;
-    *reinterpret_cast<uint2*>(to) = make_uint2(high[0], high[1]);
-    *reinterpret_cast<uint2*>(to + kCopy) = make_uint2(low[0], low[1]);
+  const auto put_state = [&](const float4& sums) {
+    uint4 words;
+    split(sums.x, sums.y, words.x, words.z);
+    split(sums.z, sums.w, words.y, words.w);
+    shared.state[mine][key / 4] = words;
   };
-  // Takes the state of a row from memory.
-  const auto load_state = [&](int copy, int from) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int column = group + 8 * half;
-      put_state(copy, column, *reinterpret_cast<const float4*>(state + from * row_stride + own + column * K));
-    }
-  };
-  int copy = 0;
-  int held = row - 1;  // the row whose state shared memory holds
-  if (loads) {
-    fill();
-    ++maps.split;
-    __syncthreads();
-    // The other warps' steps, as far as the barrier and the counters go.
-    while (row < list.end) {
-      if (held != row - 1) __syncthreads();
-      const int next = list.find(row + 1);
-      maps.split += next < list.end;
-      held = row;
-      row = next;
-      __syncthreads();
-      // All warps have split what was waited for: its stage, and at first the one before it, are free.
-      fill();
-    }
-    return;
-  }
-  load_state(copy, held);
-  Fragments<K> map;
-  const unsigned char* stage = maps.wait();
-#pragma unroll
-  for (int depth = 0; depth < K / kDepth; ++depth) map.read(stage, depth, quad, key);
-  ++maps.split;
-  __syncthreads();
-  while (row < list.end) {
+  int next = list.find(row + 1);
+  int coming = list.find(next + 1);  // the one after the next
+  int held = -1;  // the row whose state shared memory holds
+  copy_sums(row, 0);
+  copy_sums(next, 1);
+  // Joins one row; its registers take the map of the row after the next one.
+  const auto join_row = [&](Map<K>& now) {
+    float4 sums;
     if (held != row - 1) {
-      load_state(copy, row - 1);
+      put_state(*reinterpret_cast<const float4*>(values + (row - 1) * row_stride));
       __syncthreads();
     }
-    float* here = state + row * row_stride + own;
-    float4 sums[2];
+    int after = row;
+    // For want of such a row a map is read again that nobody needs: cheaper than a branch.
+    const float* from = map + (coming < list.end ? coming : row) * row_stride;
+    // Steps take turns at two sums, whose products need not wait for one another.
+    float products[2][kTiles][4] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sums[half] = *reinterpret_cast<const float4*>(here + (group + 8 * half) * K);
-    const int next = list.find(row + 1);
-    if (next < list.end) stage = maps.wait();
-    float high_high[kTiles][4] = {};
-    float cross[2][kTiles][4] = {};
-#pragma unroll
-    for (int depth = 0; depth < K / kDepth; ++depth) {
-      const unsigned* from = halves + 2 * copy * kCopy + depth * (kDepth / 2) + 4 * quad;
-      const uint4 upper = *reinterpret_cast<const uint4*>(from + group * kWords);
-      const uint4 lower = *reinterpret_cast<const uint4*>(from + (group + 8) * kWords);
-      const uint4 upper_rest = *reinterpret_cast<const uint4*>(from + kCopy + group * kWords);
-      const uint4 lower_rest = *reinterpret_cast<const uint4*>(from + kCopy + (group + 8) * kWords);
-      const unsigned high[2][4] = {{upper.x, lower.x, upper.y, lower.y}, {upper.z, lower.z, upper.w, lower.w}};
-      const unsigned low[2][4] = {{upper_rest.x, lower_rest.x, upper_rest.y, lower_rest.y},
-                                  {upper_rest.z, lower_rest.z, upper_rest.w, lower_rest.w}};
-#pragma unroll
-      for (int part = 0; part < 2; ++part) {
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply(high_high[tile], high[part], map.high[depth][part][tile]);
-          multiply(cross[0][tile], high[part], map.low[depth][part][tile]);
-          multiply(cross[1][tile], low[part], map.high[depth][part][tile]);
-        }
+    for (int step = 0; step < kSteps; ++step) {
+      const uint4 words = shared.state[group][4 * (part * kSteps + step) + quad];
+      const unsigned high[2] = {words.x, words.y};
+      const unsigned low[2] = {words.z, words.w};
+      unsigned map_high[kTiles][4], map_low[kTiles][4];
+      now.split(step, map_high, map_low);
+      now.load(from, step);
+      // Not before the first product, where it would be on the chain.
+      if (step == kSteps / 2) {
+        copy_sums(coming, (slot + kAhead) % (kAhead + 1));
+        after = list.find(coming + 1);
       }
-      // After the last row it reads a map again, which nobody needs: cheaper than a branch.
-      map.read(stage, depth, quad, key);
-    }
-    copy ^= 1;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const auto sum = [&](int tile, int place) {
-        return high_high[tile][place] + (cross[0][tile][place] + cross[1][tile][place]);
-      };
-      sums[half].x += sum(0, 2 * half);
-      sums[half].y += sum(1, 2 * half);
-      sums[half].z += sum(0, 2 * half + 1);
-      sums[half].w += sum(1, 2 * half + 1);
-      *reinterpret_cast<float4*>(here + (group + 8 * half) * K) = sums[half];
-      put_state(copy, group + 8 * half, sums[half]);
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_high[tile], high);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_high[tile], low);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_low[tile], high);
     }
-    maps.split += next < list.end;
+    const auto product = [&](bool second) {
+      const auto of = [&](int tile, int row) {
+        const float first = products[0][tile][2 * row] + products[1][tile][2 * row];
+        return second ? products[0][tile][2 * row + 1] + products[1][tile][2 * row + 1] : first;
+      };
+      return make_float4(of(0, 0), of(0, 1), of(1, 0), of(1, 1));
+    };
+    shared.products[warp][lane] = product(part == 0);
+    wait_for_copies<kAhead>();
+    sums = shared.sums[slot][threadIdx.x];
+    __syncthreads();
+    const float4 own = product(part != 0);
+    const float4 other = shared.products[block + (1 - part) * kPairs][lane];
+    sums.x += own.x + other.x;
+    sums.y += own.y + other.y;
+    sums.z += own.z + other.z;
+    sums.w += own.w + other.w;
+    *reinterpret_cast<float4*>(values + row * row_stride) = sums;
+    put_state(sums);
     held = row;
     row = next;
+    next = coming;
+    coming = after;
+    slot = (slot + 1) % (kAhead + 1);
     __syncthreads();
+  };
+  Map<K> one, two;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) one.load(map + row * row_stride, step);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) two.load(map + (next < list.end ? next : row) * row_stride, step);
+  while (row < list.end) {
+    join_row(one);
+    if (row < list.end) join_row(two);
   }
+  wait_for_copies<0>();  // of groups without copies
 }
 
 template <int K>
-__global__ void __launch_bounds__(32 * kWarps<K>, 1) join_kernel(const int* chains, float* segment_state,
-                                                        const int* segment_joined, int chain_count,
-                                                        int value_heads, int value_dim) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ __align__(8) uint64_t full[3];
-  unsigned* halves = reinterpret_cast<unsigned*>(shared + kStages * Layout<K>::kMap);
-  Maps<K> maps = {shared, full, 0u, 0u};
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) init_barrier(full[stage]);
-    fence_barriers();
-  }
-  __syncthreads();
+__global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float* segment_state,
+                                                        const int* segment_joined, int chain_count, int value_heads,
+                                                        int value_dim) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared<K>& shared = *reinterpret_cast<Shared<K>*>(memory);
   const int blocks = value_dim / kColumns;
   const int64_t per_head = static_cast<int64_t>(value_dim + K) * K;
   // Chains that are used come first, so that the CTAs share them evenly.
@@ -349,22 +280,13 @@ __global__ void __launch_bounds__(32 * kWarps<K>, 1) join_kernel(const int* chai
     const int* chain = chains + 2 * (item / blocks / value_heads);
     float* state = segment_state + head * per_head + column * K;
     join_columns<K>(state, segment_joined + head, chain[0], chain[1], value_heads, value_heads * per_head,
-                    (value_dim - column) * K, halves, maps);
+                    (value_dim - column) * K, shared);
   }
 }
 
 extern "C" TL_EXPORT const char* get_last_error() { return error_buf; }
 
-extern "C" TL_EXPORT int init() {
-  const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  cudaError_t status = cudaFuncSetAttribute(join_kernel<64>, limit, Layout<64>::kBytes);
-  if (status == cudaSuccess) status = cudaFuncSetAttribute(join_kernel<128>, limit, Layout<128>::kBytes);
-  if (status != cudaSuccess) {
-    snprintf(error_buf, sizeof(error_buf), "join_kernel: %s", cudaGetErrorString(status));
-    return -1;
-  }
-  return 0;
-}
+extern "C" TL_EXPORT int init() { return 0; }
 
 extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_joined, int chain_count, int
     value_heads, int key_dim, int value_dim, int workers, cudaStream_t stream) {
@@ -374,8 +296,8 @@ extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_jo
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(workers, 1, 1);
-  config.blockDim = dim3(key_dim == 64 ? 32 * kWarps<64> : 32 * kWarps<128>, 1, 1);
-  config.dynamicSmemBytes = key_dim == 64 ? Layout<64>::kBytes : Layout<128>::kBytes;
+  config.blockDim = dim3(2 * key_dim, 1, 1);
+  config.dynamicSmemBytes = key_dim == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>);
   config.stream = stream;
   cudaError_t status =
       key_dim == 64
