@@ -16,7 +16,8 @@ from qlagen.bench.tables import as_markdown, milliseconds, ratio_text, summary_t
 _METHOD = """\
 Each row runs every implementation on the same inputs, in one process, in turns. A time is the median over samples; a
 sample is the replay of a CUDA graph of many calls, at least 2.5 ms long. Inputs that fit into the L2 cache are
-rotated over three times its size. Everything is compiled and tuned before it is timed. A row is written only for
+rotated over three times its size. A library whose interface takes lengths on the host gets them there; the others
+read them back before the capture. Everything is compiled and tuned before it is timed. A row is written only for
 results that agree with a float64 reference; what is refused, and what a library does not serve, is listed below.
 Gates: *quarter ungated* has a quarter of the heads with g = 0 and the rest with g = logsigmoid(x)/16; *model init*
 has the gates of a Qwen3-Next layer at initialisation. All heads are 128 wide; heads are written key:value. Initial
@@ -128,7 +129,8 @@ def _reasons(records: Sequence[Record], kind: str, title: str) -> list[str]:
             key = row["implementation"], row["reason"]
             reasons[key] = reasons.get(key, 0) + 1
     lines = [f"- {name}, {count} row{'s' * (count > 1)}: {reason}" for (name, reason), count in reasons.items()]
-    return [f"## {title}", "\n".join(lines)] if lines else []
+    wrapped = [textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return [f"## {title}", "\n".join(wrapped)] if lines else []
 
 
 def _machines(records: Iterable[Record]) -> str:

@@ -11,8 +11,8 @@ from qlagen.errors import QlagenError
 from qlagen.spec.model import Input, OpSpec
 
 OPTIONS = (
-    *("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens", "state_v_first", "auto_cp"),
-    *("cp_threshold", "out", "final_state_out", "state_indices", "strict", "impl"),
+    *("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens", "cu_seqlens_cpu"),
+    *("state_v_first", "auto_cp", "cp_threshold", "out", "final_state_out", "state_indices", "strict", "impl"),
 )
 """Arguments that every public function has after the spec's inputs."""
 

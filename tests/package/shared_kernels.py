@@ -53,7 +53,8 @@ def make_tables(
     sizes = [sequences + 1 if name == "sequence_segments" else len(getattr(like, name)) for name in TABLES.tensors[1:]]
     buffers = [torch.full((size,), -7, dtype=torch.int32) for size in sizes]
     numbers = (int(offsets.dtype == torch.int64), sequences, tokens, chunk, like.chunk_count, like.segments)
-    values = (offsets.view(torch.int32), *buffers, *numbers, like.chain_count, cutting.parts, *cutting.weights)
+    numbers = (*numbers, like.chain_count, cutting.parts, cutting.length)
+    values = (offsets.view(torch.int32), *buffers, *numbers, *cutting.weights)
     tables_kernel()(mode=mode, **dict(zip(TABLES.parameters, values, strict=True)))
     return dict(zip(TABLES.tensors[1:], buffers, strict=True))
 

@@ -39,6 +39,26 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"v": HALF[:, :, :3], "g": torch.zeros(1, 70, 3), "beta": torch.zeros(1, 70, 3)},
         "v is given with Hv = 3 heads; Hv must be a multiple of Hk = 2",
     ),
+    "host offsets alone": (
+        {"cu_seqlens_cpu": torch.tensor([0, 70])},
+        "cu_seqlens_cpu is given without cu_seqlens; it is a copy of cu_seqlens for the host; give cu_seqlens too",
+    ),
+    "host offsets a list": (
+        {"cu_seqlens": torch.tensor([0, 70]), "cu_seqlens_cpu": [0, 70]},
+        "cu_seqlens_cpu is a list; an int32 or int64 tensor on the CPU is needed",
+    ),
+    "type of host offsets": (
+        {"cu_seqlens": torch.tensor([0, 70]), "cu_seqlens_cpu": torch.tensor([0.0, 70.0])},
+        "cu_seqlens_cpu is of type torch.float32; allowed: torch.int32, torch.int64",
+    ),
+    "host offsets on a device": (
+        {"cu_seqlens": torch.tensor([0, 70]), "cu_seqlens_cpu": torch.tensor([0, 70], device="meta")},
+        "cu_seqlens_cpu is on meta; it must be on the CPU",
+    ),
+    "shape of host offsets": (
+        {"cu_seqlens": torch.tensor([0, 70]), "cu_seqlens_cpu": torch.tensor([0, 30, 70])},
+        "cu_seqlens_cpu is of shape [3]; needed: that of cu_seqlens, [2]",
+    ),
     "one segment": ({"auto_cp": 1}, "auto_cp is 1; allowed: True (a cost model decides), False (sequences stay whole)"),
     "minus one segment": ({"auto_cp": -1}, "auto_cp is -1; allowed: True"),
     "a fraction of a segment": ({"auto_cp": 2.5}, "auto_cp is a float; allowed: True"),
@@ -130,9 +150,9 @@ def test_too_many_tokens() -> None:
 
 
 def test_offset_values_are_read_where_they_must_be() -> None:
-    check_offset_values("f", [0, 0, 5, 5], 6)
+    check_offset_values("f", "cu_seqlens", [0, 0, 5, 5], 6)
     with pytest.raises(ValueError, match="cu_seqlens is -1 at index 1"):
-        check_offset_values("f", [0, -1], 6)
+        check_offset_values("f", "cu_seqlens", [0, -1], 6)
 
 
 def test_arguments_come_from_the_spec() -> None:

@@ -35,11 +35,12 @@ def hopper_for_all(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def call_forward(operator: Any, *values: Any) -> None:
-        names = ("inputs", "initial_state", "cu_seqlens", "state_v_first", "parts", "threshold", "o", "final_state")
+        tables = "cu_seqlens", "cu_seqlens_cpu"
+        names = ("inputs", "initial_state", *tables, "state_v_first", "parts", "threshold", "o", "final_state")
         calls.append(dict(zip(names, values, strict=True)))
-        values[6].fill_(1)
-        if values[7] is not None:
-            values[7].fill_(2)
+        values[7].fill_(1)
+        if values[8] is not None:
+            values[8].fill_(2)
 
     monkeypatch.setattr(choose, "unsuitable", lambda call: None)
     monkeypatch.setattr(dispatch.ops, "call_forward", call_forward)
@@ -191,6 +192,10 @@ def test_explain_packed_sequences() -> None:
     text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), cu_seqlens=offsets))
     assert re.search(r"sequences are cut on the GPU, by their lengths, \d+ times at most \(the model's choice\)", text)
     assert re.search(r"modelled, all equally long: .*\n  modelled, one long, the others a chunk: .*; whole: ", text)
+    known = torch.tensor([0, 30000, 31000, 32000, 32768])
+    text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), cu_seqlens=offsets, cu_seqlens_cpu=known))
+    assert re.search(r"sequences are cut into \d+ segments of \d+ tokens at most \(the model's choice\)", text)
+    assert len(re.findall(r"modelled", text)) == 1
     text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), cu_seqlens=offsets, auto_cp=False))
     assert "sequences stay whole (auto_cp=False)" in text
 

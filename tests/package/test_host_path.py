@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from qla_ops import chunk_gated_delta_rule
-from qla_ops.runtime import hopper
+from qla_ops.runtime import choose, costs, hopper
 from qla_ops.runtime.builder import kernel_file
 from qla_ops.runtime.choose import OPERATORS, Device
 from qla_ops.runtime.loader import JOIN
-from qla_ops.runtime.plan import NEVER
+from qla_ops.runtime.plan import AUTOMATIC, NEVER
 from qla_ops.runtime.records import Kernel
 from qlagen.emit.load import load_kernel
 from qlagen.verify.emulator import EmulatedKernel, build_emulated, lower_kernel
@@ -81,12 +81,13 @@ def run(
     final: bool = True,
     parts: int = NEVER,
     threshold: float = -10.0,
+    known: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor]]:
     batch, length, heads, width = values["v"].shape
     count = batch if cu_seqlens is None else len(cu_seqlens) - 1
     o = torch.full((batch, length, heads, width), float("nan"), dtype=values["v"].dtype)
     state = torch.full((count, heads, 128, 128), float("nan")) if final else None
-    options = initial_state, cu_seqlens, value_first, parts, threshold
+    options = initial_state, cu_seqlens, known, value_first, parts, threshold
     made = hopper.forward(OPERATOR, values, SCALARS, *options, o, state)
     return o, state, made
 
@@ -162,7 +163,7 @@ def test_the_same_memory_for_both_states() -> None:
     values, state = inputs(length=70), states()
     _, expected, _ = run(values, initial_state=state)
     o = torch.empty(1, 70, 4, 128, dtype=torch.bfloat16)
-    hopper.forward(OPERATOR, values, SCALARS, state, None, False, NEVER, -10.0, o, state)
+    hopper.forward(OPERATOR, values, SCALARS, state, None, None, False, NEVER, -10.0, o, state)
     assert expected is not None
     assert torch.equal(state, expected)
 
@@ -187,6 +188,23 @@ def test_cut_sequences(name: str) -> None:
     options = CUT[name]
     state = states(3, options.get("value_first", False)) / 128
     check(values, initial_state=state, cu_seqlens=offsets, parts=3, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [[0, 193, 193, 262], [0, 270, 270, 270], [0, 0, 0, 0]], ids=["true", "one", "none"])
+def test_lengths_that_the_host_was_told(told: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They choose the plan; where they are not the true ones the results are right all the same."""
+    for name in ("START", "LAUNCH", "EMPTY", "JOIN"):
+        monkeypatch.setattr(costs, name, 0)
+    monkeypatch.setattr(choose, "_PLANS", {})
+    values = inputs(length=270)
+    values["g"] = values["g"] * 1e-3
+    options = {"initial_state": states(3) / 128, "cu_seqlens": torch.tensor([0, 193, 193, 262])}
+    check(values, **options, known=torch.tensor(told), parts=AUTOMATIC, threshold=-math.inf)
+    _, _, made = run(values, **options, known=torch.tensor(told), parts=AUTOMATIC)
+    # Segments of one chunk, or of as many as the room that was made for the lengths told allows.
+    count = {193: 4 + 1 + 2, 270: 5 + 1 + 1, 0: 3}[told[1]]
+    assert len(made["segment_sequence"]) == count
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ def on_gpu(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_schemas() -> None:
     rest = (
-        "Tensor? initial_state, Tensor? cu_seqlens, bool state_v_first, int auto_cp, float cp_threshold, "
-        "Tensor(a!) o, Tensor(b!)? final_state) -> ()"
+        "Tensor? initial_state, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, bool state_v_first, int auto_cp, "
+        "float cp_threshold, Tensor(a!) o, Tensor(b!)? final_state) -> ()"
     )
     assert str(torch.ops.qla_ops.gated_delta_rule_forward.default._schema) == (
         "qla_ops::gated_delta_rule_forward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, " + rest
@@ -123,7 +123,7 @@ def test_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forward(operator: Any, tensors: Any, scalars: Any, state: Any, offsets: Any, *rest: Any) -> None:
         *options, o, final = rest
-        assert options == [False, 3, -5.0]
+        assert options == [None, False, 3, -5.0]
         values = [*tensors.values(), *scalars.values()]
         got, got_final = operator.portable(*values, initial_state=state, cu_seqlens=offsets)
         o.copy_(got)
@@ -136,6 +136,6 @@ def test_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     values = list(inputs(length=20).values())
     o = torch.empty(1, 20, 4, 128, dtype=torch.bfloat16)
     for state, final in ((None, None), (states(), torch.empty_like(states()))):
-        arguments = (*values, 0.5, state, None, False, 3, -5.0, o, final)
+        arguments = (*values, 0.5, state, None, None, False, 3, -5.0, o, final)
         torch.library.opcheck(torch.ops.qla_ops.gated_delta_rule_forward.default, arguments)
     library._destroy()

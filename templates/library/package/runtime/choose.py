@@ -13,6 +13,7 @@ from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call
 from qla_ops.runtime.errors import ImplementationUnavailableError, bad_argument
 from qla_ops.runtime.log import note_fallback
+from qla_ops.runtime.model import Groups
 from qla_ops.runtime.plan import Plan, choose_plan, forced
 from qla_ops.runtime.records import Kernel, Operator
 from qla_ops.runtime.tracing import constant_while_traced
@@ -117,19 +118,28 @@ _PLANS: dict[tuple[Any, ...], Plan] = {}
 
 
 def call_plan(
-    operator: Operator, sequences: int, tokens: int, value_heads: int, processors: int, packed: bool, parts: int
+    operator: Operator,
+    sequences: int,
+    tokens: int,
+    value_heads: int,
+    processors: int,
+    packed: bool,
+    parts: int,
+    known: Groups | None = None,
 ) -> Plan:
     """`choose_plan`, remembered. Packed calls differ in length from step to step: their plans are made for a length
-    that is rounded up by a sixteenth at most."""
-    if packed:
+    that is rounded up by a sixteenth at most, and for `known` ones, which are rounded themselves, alone."""
+    if known is not None:
+        tokens = sum(count * chunks for count, chunks in known) * operator.chunk
+    elif packed:
         step = 1 << max(tokens.bit_length() - 5, 0)
         tokens = -(-tokens // step) * step
-    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts, forced())
+    key = (operator.name, sequences, tokens, value_heads, processors, packed, parts, known, forced())
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= _REMEMBERED:
             _PLANS.clear()
-        plan = _PLANS[key] = choose_plan(operator, sequences, tokens, value_heads, processors, packed, parts)
+        plan = _PLANS[key] = choose_plan(operator, sequences, tokens, value_heads, processors, packed, parts, known)
     return plan
 
 

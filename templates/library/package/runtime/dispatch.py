@@ -49,8 +49,7 @@ def run_forward(
     choose(call, True, "hopper")
     _prepare(call, use_qk_l2norm_in_kernel, True)
     o, final_state = _buffers(call)
-    values = call.initial_state, call.cu_seqlens, call.state_v_first, call.parts, call.threshold, o, final_state
-    intermediates = hopper.forward(operator, call.tensors, call.scalars, *values)
+    intermediates = hopper.forward(operator, call.tensors, call.scalars, *_options(call), o, final_state)
     o, final_state = _finish(call, o, final_state)
     return Forward(o, final_state, intermediates)
 
@@ -66,13 +65,18 @@ def _prepare(call: Call, normalise: bool, with_kernel: bool) -> None:
 
 def _run_kernels(call: Call) -> tuple[Tensor, Tensor | None]:
     o, final_state = _buffers(call)
-    options = call.initial_state, call.cu_seqlens, call.state_v_first, call.parts, call.threshold
-    ops.call_forward(call.operator, call.values, *options, o, final_state)
+    ops.call_forward(call.operator, call.values, *_options(call), o, final_state)
     for buffer, written in ((call.out, o), (call.final_state_out, final_state)):
         # Autograd must learn that a tensor of the caller has changed.
         if buffer is not None and buffer is written and not torch.compiler.is_compiling() and not buffer.is_inference():
             torch.autograd.graph.increment_version(buffer)
     return o, final_state
+
+
+def _options(call: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None, bool, int, float]:
+    """What the kernels' forward pass takes between the operator's arguments and its outputs."""
+    tables = call.cu_seqlens, call.cu_seqlens_cpu
+    return call.initial_state, *tables, call.state_v_first, call.parts, call.threshold
 
 
 def _buffers(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -103,7 +107,7 @@ def _writable(buffer: Tensor) -> bool:
 
 def _run_portable(call: Call) -> tuple[Tensor, Tensor | None]:
     if call.cu_seqlens is not None and not torch.compiler.is_compiling():
-        check_offset_values(call.operator.function, call.cu_seqlens.tolist(), call.facts.length)
+        check_offset_values(call.operator.function, "cu_seqlens", call.cu_seqlens.tolist(), call.facts.length)
     state = call.initial_state
     if state is not None and call.state_v_first:
         state = state.transpose(-1, -2)

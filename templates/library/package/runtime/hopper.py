@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qla_ops.runtime import loader
 from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, item_count, plan_kernels, workers
+from qla_ops.runtime.lengths import fit, known_lengths
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
 from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, cta_count, forced
 from qla_ops.runtime.records import Kernel, Operator
@@ -42,6 +43,7 @@ def forward(
     scalars: dict[str, float],
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
     state_v_first: bool,
     parts: int,
     threshold: float,
@@ -59,11 +61,16 @@ def forward(
         _empty(o, initial_state, final_state)
         return {}
     processors = device_facts(o.device.index or 0).processors
-    plan = call_plan(operator, sequences, tokens, value_heads, processors, cu_seqlens is not None, parts)
+    known = None
+    if cu_seqlens_cpu is not None:
+        known = known_lengths(operator.function, cu_seqlens_cpu, tokens, operator.chunk)
+    groups = known.groups if known else None
+    plan = call_plan(operator, sequences, tokens, value_heads, processors, cu_seqlens is not None, parts, groups)
     if cu_seqlens is None:
         tables = equal_length_tables(batch, length, operator.chunk, o.device, plan.parts)
     else:
-        tables = packed_tables(cu_seqlens, tokens, operator.chunk, plan.cutting)
+        cutting = fit(plan.cutting, known) if known else plan.cutting
+        tables = packed_tables(cu_seqlens, tokens, operator.chunk, cutting)
     workspaces = _workspaces(operator, tables.chunk_count, value_heads, o)
     key_heads = next((inputs[item.name].shape[2] for item in operator.tensors if item.heads == "key"), value_heads)
     values: dict[str, Any] = {

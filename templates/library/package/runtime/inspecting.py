@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from qla_ops.runtime.choose import (
     workers,
 )
 from qla_ops.runtime.environment import cache_folder
+from qla_ops.runtime.lengths import Lengths, fit, known_lengths
 from qla_ops.runtime.plan import AUTOMATIC, JOIN_COLUMNS, NEVER, Plan, Times, can_cut, cta_count
 from qla_ops.runtime.records import Kernel, Operator
 
@@ -116,8 +117,17 @@ def _plan(call: Call, parts: int) -> Plan:
     facts = call.facts
     processors = device_facts(facts.device.index or 0).processors
     tokens = max(facts.batch * facts.length, 1)
-    packed = call.cu_seqlens is not None
-    return call_plan(call.operator, max(facts.sequences, 1), tokens, facts.value_heads, processors, packed, parts)
+    packed, known = call.cu_seqlens is not None, _known(call)
+    groups = known.groups if known else None
+    sequences = max(facts.sequences, 1)
+    plan = call_plan(call.operator, sequences, tokens, facts.value_heads, processors, packed, parts, groups)
+    return replace(plan, cutting=fit(plan.cutting, known)) if known else plan
+
+
+def _known(call: Call) -> Lengths | None:
+    if call.cu_seqlens_cpu is None:
+        return None
+    return known_lengths(call.operator.function, call.cu_seqlens_cpu, call.facts.length, call.operator.chunk)
 
 
 def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
@@ -163,6 +173,9 @@ def _plan_lines(call: Call, plan: Plan) -> tuple[str, ...]:
     elif not packed or plan.parts != AUTOMATIC:
         asked = "the model's choice" if call.parts == AUTOMATIC else f"auto_cp={call.parts}"
         first = f"each sequence is cut into {plan.parts} segments, where its chunks allow ({asked})"
+    elif plan.cutting.length:
+        length, count = plan.cutting.length * call.operator.chunk, plan.cutting.segments
+        first = f"sequences are cut into {count} segments of {length} tokens at most (the model's choice)"
     else:
         extra = plan.cutting.segments - call.facts.sequences
         first = f"sequences are cut on the GPU, by their lengths, {extra} times at most (the model's choice)"

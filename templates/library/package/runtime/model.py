@@ -129,6 +129,11 @@ def join_time(weights: Weights, cut: Cut) -> int:
     return max(cut.most - 2, 0) * weights.join_step * max(1, -(-ctas // weights.processors))
 
 
+def segment_count(lengths: Iterable[int], length: int) -> int:
+    """Of sequences of `lengths` chunks in segments of `length` chunks at most."""
+    return sum(max(1, -(-chunks // length)) for chunks in lengths)
+
+
 def candidate_lengths(longest: int) -> Iterator[int]:
     """Chunks per segment that are weighed, falling; `longest`: chunks of the longest sequence."""
     last = 0

@@ -26,6 +26,7 @@ def schema(operator: Operator) -> str:
     rest = [
         "Tensor? initial_state",
         "Tensor? cu_seqlens",
+        "Tensor? cu_seqlens_cpu",
         "bool state_v_first",
         "int auto_cp",
         "float cp_threshold",
@@ -66,6 +67,7 @@ def call_forward(
     inputs: tuple[Tensor | float, ...],
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
     state_v_first: bool,
     parts: int,
     threshold: float,
@@ -73,7 +75,7 @@ def call_forward(
     final_state: Tensor | None,
 ) -> None:
     """Calls the torch operator; directly where nothing looks at the call, since the dispatcher costs microseconds."""
-    options = initial_state, cu_seqlens, state_v_first, parts, threshold
+    options = initial_state, cu_seqlens, cu_seqlens_cpu, state_v_first, parts, threshold
     if type(inputs[0]) is Tensor and not torch.compiler.is_compiling() and not is_in_torch_dispatch_mode():
         _DIRECT[operator.name](*inputs, *options, o, final_state)
         return

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from qla_ops.runtime import costs
 from qla_ops.runtime.model import (
@@ -36,8 +37,7 @@ AUTOMATIC, NEVER = 0, 1
 """`parts` of a call beside 2, 3, ...: the model decides; sequences stay whole."""
 
 
-@dataclass(frozen=True)
-class Cutting:
+class Cutting(NamedTuple):
     """How packed sequences are to be cut on the device."""
 
     segments: int
@@ -45,6 +45,8 @@ class Cutting:
     parts: int
     """Of each sequence, where its chunks allow; `AUTOMATIC`: the cheapest cut."""
     weights: Weights
+    length: int = 0
+    """Chunks of a segment at most in the cheapest cut, where the host knows it; 0: the device looks for it."""
 
 
 CUT_NOTHING = Cutting(0, NEVER, Weights(*(0 for _ in Weights._fields)))
@@ -86,16 +88,24 @@ def idle_time(weights: Weights, cut: Cut, segments: int) -> int:
 
 
 def choose_plan(
-    operator: Operator, sequences: int, tokens: int, value_heads: int, processors: int, packed: bool, parts: int
+    operator: Operator,
+    sequences: int,
+    tokens: int,
+    value_heads: int,
+    processors: int,
+    packed: bool,
+    parts: int,
+    known: Groups | None = None,
 ) -> Plan:
     """The plan of a call. `tokens`: of all sequences; packed ones may have any lengths, others are equally long.
 
-    The lengths of packed sequences are not known to the host: all equal and one long sequence among very short ones are
-    weighed, and the plan is taken that loses least against the best one for each, on average.
+    Where the lengths of packed sequences are not `known` to the host, all equal and one long sequence among very short
+    ones are weighed, and the plan is taken that loses least against the best one for each, on average.
     """
-    distributions = _distributions(operator.chunk, sequences, tokens, packed)
+    distributions = (known,) if known is not None else _distributions(operator.chunk, sequences, tokens, packed)
     limit = tokens // operator.chunk + sequences
-    plans = list(_plans(operator, distributions, value_heads, processors, parts, limit, packed))
+    told = known is not None
+    plans = list(_plans(operator, distributions, value_heads, processors, parts, limit, packed, told))
     best = [min(plan.times[i].total for plan in plans) for i in range(len(distributions))]
     rare = costs.LONG_PERCENT / 100 if len(distributions) > 1 else 0.0
     losses = []
@@ -123,6 +133,7 @@ def _plans(
     parts: int,
     limit: int,
     packed: bool,
+    told: bool,
 ) -> Iterator[Plan]:
     """Plans worth weighing, the simplest first: fewer kernels, then wider tiles."""
     forwards, segments = variants(operator, "carried"), variants(operator, "segment")
@@ -141,37 +152,39 @@ def _plans(
     for forward, segment in product(forwards, segments):
         weights = _weights(operator, forward, segment, value_heads, processors)
         found = [_cheapest(weights, some, chunks) for some, chunks in zip(cuts, totals, strict=True)]
-        count = max(cut.segments for cut, _ in found)
-        if packed and parts:
+        count = max(cut.segments for _, cut, _ in found)
+        if packed and parts and not told:
             count = max(whole[0].segments, min(whole[0].segments * parts, limit))
         if count > whole[0].segments:
-            search = costs.SEARCH if packed and not parts else 0
-            times = tuple(replace(time, idle=search + idle_time(weights, cut, count)) for cut, time in found)
-            chosen = parts if packed else found[0][0].most
-            yield Plan(forward, segment, Cutting(count, parts, weights), chosen, times)
+            search = costs.SEARCH if packed and not parts and not told else 0
+            times = tuple(replace(time, idle=search + idle_time(weights, cut, count)) for _, cut, time in found)
+            chosen = parts if packed else found[0][1].most
+            cutting = Cutting(count, parts, weights, found[0][0] if told and not parts else 0)
+            yield Plan(forward, segment, cutting, chosen, times)
         elif parts:
-            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, tuple(time for _, time in found))
+            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, tuple(time for *_, time in found))
 
 
-def _cuts(groups: Groups, parts: int, enough: int) -> list[Cut]:
-    """The cuts that are weighed for sequences of known lengths, the coarsest first."""
+def _cuts(groups: Groups, parts: int, enough: int) -> list[tuple[int, Cut]]:
+    """The cuts that are weighed for sequences of known lengths, the coarsest first, each behind the chunks of a segment
+    at most (0 where a number of segments is asked for)."""
     if parts:
-        return [cut_groups(groups, 0, parts, costs.WARM_CHUNKS)]
+        return [(0, cut_groups(groups, 0, parts, costs.WARM_CHUNKS))]
     cuts = []
     for length in candidate_lengths(max(chunks for _, chunks in groups)):
-        cuts.append(cut_groups(groups, length, 0, costs.WARM_CHUNKS))
-        if cuts[-1].segments > enough:
+        cuts.append((length, cut_groups(groups, length, 0, costs.WARM_CHUNKS)))
+        if cuts[-1][1].segments > enough:
             break
     return cuts
 
 
-def _cheapest(weights: Weights, cuts: Sequence[Cut], chunks: int) -> tuple[Cut, Times]:
+def _cheapest(weights: Weights, cuts: Sequence[tuple[int, Cut]], chunks: int) -> tuple[int, Cut, Times]:
     """The cheapest cut, the coarser one on a tie, and its times."""
     found = [
-        (cut, Times(forward_time(weights, cut, chunks), segment_time(weights, cut), join_time(weights, cut)))
-        for cut in cuts
+        (length, cut, Times(forward_time(weights, cut, chunks), segment_time(weights, cut), join_time(weights, cut)))
+        for length, cut in cuts
     ]
-    return min(found, key=lambda item: item[1].total)
+    return min(found, key=lambda item: item[2].total)
 
 
 def can_cut(operator: Operator) -> bool:

@@ -63,6 +63,8 @@ class Call:
     initial_state: Tensor | None
     output_final_state: bool
     cu_seqlens: Tensor | None
+    cu_seqlens_cpu: Tensor | None
+    """The same offsets for the host, of the right type and shape; their values are not checked yet."""
     state_v_first: bool
     out: Tensor | None
     final_state_out: Tensor | None
@@ -88,6 +90,7 @@ def check_call(
     initial_state: Any = None,
     output_final_state: bool = False,
     cu_seqlens: Any = None,
+    cu_seqlens_cpu: Any = None,
     state_v_first: bool = False,
     out: Any = None,
     final_state_out: Any = None,
@@ -120,9 +123,11 @@ def check_call(
     }
     if out is not None:
         _check_overlap(operator, tensors, out)
+    if cu_seqlens_cpu is not None:
+        _check_host_offsets(operator, cu_seqlens, cu_seqlens_cpu)
     final = bool(output_final_state) or final_state_out is not None
     parts, threshold = _parts(operator, auto_cp), _threshold(operator, cp_threshold)
-    states = initial_state, final, cu_seqlens, state_v_first, out, final_state_out
+    states = initial_state, final, cu_seqlens, cu_seqlens_cpu, state_v_first, out, final_state_out
     return Call(operator, facts, tensors, scalars, *states, parts, threshold)
 
 
@@ -247,12 +252,30 @@ def _check_offsets(operator: Operator, offsets: Any, batch: int, first: Tensor) 
     return offsets.shape[0] - 1
 
 
-def check_offset_values(function: str, offsets: list[int], length: int) -> None:
+def _check_host_offsets(operator: Operator, offsets: Tensor | None, copy: Any) -> None:
+    name, function = "cu_seqlens_cpu", operator.function
+    if offsets is None:
+        allowed = "it is a copy of cu_seqlens for the host; give cu_seqlens too"
+        raise bad_argument(function, name, "given without cu_seqlens", allowed)
+    if not isinstance(copy, Tensor):
+        allowed = "an int32 or int64 tensor on the CPU is needed"
+        raise bad_argument(function, name, f"a {type(copy).__name__}", allowed)
+    if copy.dtype not in OFFSET_TYPES:
+        raise bad_argument(function, name, f"of type {copy.dtype}", f"allowed: {_join(OFFSET_TYPES)}")
+    if copy.device.type != "cpu":
+        allowed = "it must be on the CPU: reading it from a device would stop the host"
+        raise bad_argument(function, name, f"on {copy.device}", allowed)
+    if copy.shape != offsets.shape:
+        allowed = f"needed: that of cu_seqlens, {list(offsets.shape)}"
+        raise bad_argument(function, name, f"of shape {list(copy.shape)}", allowed)
+
+
+def check_offset_values(function: str, name: str, offsets: list[int], length: int) -> None:
     """Offsets must start at 0, never fall, and end within the T tokens. Raises ValueError."""
     allowed = f"offsets must start at 0, never decrease and end at {length} (T) or before"
     for index, value in enumerate(offsets):
         if value < (offsets[index - 1] if index else 0) or value > length or (index == 0 and value != 0):
-            raise bad_argument(function, "cu_seqlens", f"{value} at index {index}", allowed)
+            raise bad_argument(function, name, f"{value} at index {index}", allowed)
 
 
 def _check_like(

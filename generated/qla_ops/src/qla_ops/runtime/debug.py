@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime.arguments import Call, check_offset_values
-from qla_ops.runtime.errors import BadValueError
+from qla_ops.runtime.errors import BadValueError, bad_argument
 
 
 def check_inputs(call: Call) -> None:
@@ -14,7 +14,10 @@ def check_inputs(call: Call) -> None:
     function = call.operator.function
     offsets = _offsets(call)
     if call.cu_seqlens is not None:
-        check_offset_values(function, offsets, call.facts.length)
+        check_offset_values(function, "cu_seqlens", offsets, call.facts.length)
+        if call.cu_seqlens_cpu is not None and call.cu_seqlens_cpu.tolist() != offsets:
+            got = f"{call.cu_seqlens_cpu.tolist()}"[:100]
+            raise bad_argument(function, "cu_seqlens_cpu", got, "it must hold the numbers of cu_seqlens")
     for argument in call.operator.tensors:
         tensor = call.tensors[argument.name].detach()
         # A log gate of minus infinity is a reset, and allowed.

@@ -32,7 +32,7 @@ TABLES = Kernel(
     scalars=tuple(
         (name, "int32")
         for name in (
-            *("wide", "sequences", "tokens", "chunk", "chunk_count", "segments", "chain_count", "parts"),
+            *("wide", "sequences", "tokens", "chunk", "chunk_count", "segments", "chain_count", "parts", "length"),
             *Weights._fields,
         )
     ),

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from qla_ops.runtime import loader
-from qla_ops.runtime.model import choose_length
+from qla_ops.runtime.model import choose_length, segment_count
 from qla_ops.runtime.plan import AUTOMATIC, CUT_NOTHING, Cutting
 
 _CACHE_ENTRIES = 64
@@ -87,7 +87,8 @@ def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, cutting: Cutting 
     )
     made = [torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes]
     numbers = (int(given.dtype == torch.int64), sequences, tokens, chunk, count, segments, chain_count)
-    loader.function(loader.TABLES, "int32")(given, *made, *numbers, cutting.parts, *cutting.weights)
+    numbers = (*numbers, cutting.parts, cutting.length)
+    loader.function(loader.TABLES, "int32")(given, *made, *numbers, *cutting.weights)
     offsets, chunk_offsets, first, rows, _, *cut = made
     return Tables(offsets, chunk_offsets, first, rows, count, *cut, segments, segments - sequences, chain_count)
 
@@ -106,7 +107,10 @@ def _packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, count: int, cutt
     first = (offsets - chunk_offsets * chunk)[sequence] + slots * chunk
     rows = (torch.roll(offsets, -1)[sequence] - first).clamp_(0, chunk)
     if cutting.parts == AUTOMATIC:
-        length = choose_length(chunks.tolist(), cutting.segments, cutting.weights)
+        lengths, length = chunks.tolist(), cutting.length
+        # What the host took for the lengths may have changed since.
+        if length == 0 or segment_count(lengths, length) > cutting.segments:
+            length = choose_length(lengths, cutting.segments, cutting.weights)
         parts = (chunks + (length - 1)).div_(length, rounding_mode="floor").clamp_(min=1)
     else:
         parts = chunks.clamp(1, cutting.parts)
