@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qlagen.emit.context import SWIZZLE_COLUMNS, WARP, Context, end_thread, first_thread
+from qlagen.emit.context import PACKED, SWIZZLE_COLUMNS, WARP, Context, end_thread, first_thread
 from qlagen.emit.lines import role_barrier
 from qlagen.emit.parameters import dynamic_dimensions, parameters, scalars, state_columns
+from qlagen.program.triangle import packed_entries
 from qlagen.schedule.model import Schedule
 
 Entries = tuple[tuple[str, str], ...]
@@ -36,6 +37,7 @@ def candidate_constants(context: Context) -> Entries:
         ("VALUE_TILE", str(options.value_tile)),
         ("TILES", f"{state_columns(context)} // VALUE_TILE"),
         ("WARP", str(WARP)),
+        (PACKED, str(packed_entries(context.size("C")))),
         *_thread_constants(schedule),
         ("THREADS", str(schedule.threads)),
         *_stage_constants(schedule),

@@ -17,6 +17,8 @@ HEADS = {"key": "key_heads", "value": "value_heads"}
 HEAD = {"key": "key_head", "value": "value_head"}
 STAGES = {"load": "LOAD_STAGES", "handover": "HANDOVER_STAGES", "output": "OUTPUT_STAGES", "inner": "INNER_STAGES"}
 WARP = 32
+PACKED = "PACKED_ENTRIES"
+"""Entries of a lower triangular tile in global memory."""
 DONE = "T.max(done, 0)"
 """Iterations of a CTA's items before the one at hand, on a persistent grid: the rings run on from there. The maximum
 says that it is not negative, so that remainders are cheap."""
@@ -171,6 +173,8 @@ def tensor_shape(tensor: Tensor) -> tuple[str, ...]:
     """The tensor's shape in global memory: names of dynamic dimensions and constants."""
     if tensor.layout == "token":
         return ("tokens", HEADS[tensor.head], *(FULL[dim] for dim in tensor.dims[1:]))
+    if tensor.layout == "chunk" and tensor.lower:
+        return ("chunk_count", HEADS[tensor.head], PACKED)
     if tensor.layout == "chunk":
         return ("chunk_count", HEADS[tensor.head], *(FULL[dim] for dim in tensor.dims))
     message = f"tensor {tensor.name} has layout {tensor.layout!r}, which no kernel loads or stores tile by tile"

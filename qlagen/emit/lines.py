@@ -20,6 +20,7 @@ from qlagen.emit.context import (
 from qlagen.emit.maps import comment_of, map_view, vector_view
 from qlagen.emit.matrices import fetched_matrices, put_matrices
 from qlagen.errors import QlagenError
+from qlagen.program.triangle import strips
 from qlagen.schedule.model import Instruction, Ring, Role, Step
 
 CHUNK_ROWS = 64
@@ -213,10 +214,18 @@ def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
         extent=str(matrix.shape[0]),
         factors=factors,
         gates=decay,
+        whole=not _has_quarter_free(context, out),
         out=f"{ring_name(out)}[{stage_head(out, warp)}, 0, 0]",
         out_extent=slot_extent(out),
         comment=comment_of(step),
     )
+
+
+def _has_quarter_free(context: Context, ring: Ring) -> bool:
+    """Whether no strip of the tensor that a tile is stored to holds entries of the tile's upper right quarter."""
+    half = context.size("C") // 2
+    packed = ring.store is not None and ring.store.tensor.lower
+    return packed and all(s.columns <= half for s in strips(context.size("C")) if s.first < half)
 
 
 def _vector(ring: Ring, head: str) -> str:

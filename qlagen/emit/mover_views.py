@@ -8,13 +8,20 @@ from qlagen.emit.views import Comment, Line
 
 
 @dataclass(frozen=True)
-class TileView:
-    """A tile on its way to shared memory; `address` and `extent` for code that goes through a pointer, `parts` of
-    64 columns each."""
+class Box:
+    """What one copy moves between a ring's slot and a tensor."""
 
     name: str
-    source: str
     slot: str
+    tensor: str
+
+
+@dataclass(frozen=True)
+class TileView:
+    """A tile on its way to shared memory, or a part of it; `address` and `extent` of the whole for code that goes
+    through a pointer, `parts` of 64 columns each."""
+
+    box: Box
     address: str
     extent: str
     parts: str
@@ -74,14 +81,12 @@ class LoadVector(Line):
 
 @dataclass(frozen=True)
 class StoreTile(Line):
-    """TMA of a whole tile, or of one for each value head for which `guard` holds, to global memory, waiting until the
-    slot has been read."""
+    """TMA of a whole tile, in one box or several, or of one for each value head for which `guard` holds, to global
+    memory, waiting until the slot has been read."""
 
     macro = "store_tile"
-    slot: str
-    out: str
+    boxes: tuple[Box, ...]
     guard: str | None
-    comment: Comment
 
 
 @dataclass(frozen=True)

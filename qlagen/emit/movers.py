@@ -8,6 +8,7 @@ from qlagen.emit.context import (
     FULL,
     HEAD,
     HEADS,
+    PACKED,
     SWIZZLE_COLUMNS,
     TILE,
     Context,
@@ -21,6 +22,7 @@ from qlagen.emit.context import (
 from qlagen.emit.lines import ITEM, barrier_line, has_head, head_counts
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Tensor
+from qlagen.program.triangle import Strip, strips
 from qlagen.schedule.model import Instruction, Ring, Role
 
 LANE_ENTRIES = "LANE_ENTRIES"
@@ -140,6 +142,26 @@ def _tile_in_tensor(context: Context, ring: Ring) -> str:
     return f"{tensor.name}[slot, {head}, :, {columns}]"
 
 
+def _boxes(context: Context, ring: Ring) -> tuple[mover_views.Box, ...]:
+    """The copies that move a tile: one, or one for each strip of a lower triangular one. Their boxes in shared memory
+    are whole rows; what lies outside of the strip is outside of the tensor that it is taken from."""
+    tensor = tensor_of(ring)
+    if not tensor.lower:
+        return (mover_views.Box(tensor.name, slot(ring), _tile_in_tensor(context, ring)),)
+    return tuple(_strip_box(context, ring, strip) for strip in strips(context.size("C")))
+
+
+def _strip_box(context: Context, ring: Ring, strip: Strip) -> mover_views.Box:
+    name, rows = tensor_of(ring).name, f"{strip.first}:{strip.first + strip.rows}"
+    shape = f"chunk_count, {HEADS[tensor_of(ring).head]}, {PACKED} // {strip.columns}, {strip.columns}"
+    lines = f"{strip.line}:{strip.line + strip.rows}"
+    return mover_views.Box(
+        f"{name}, rows {rows}, with {strip.columns} columns",
+        f"{ring_name(ring)}[{stage_head(ring, 'head')}, {rows}, :]",
+        f"T.view({name}, ({shape}))[slot, {_head(context, ring)}, {lines}, 0:CHUNK]",
+    )
+
+
 def _head(context: Context, ring: Ring) -> str:
     """The head of a tensor that an iteration, or a turn of its loop over heads, moves."""
     first = HEAD[tensor_of(ring).head]
@@ -184,31 +206,29 @@ def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> mover_views.
             _check_width(ring)
     once = context.carried and not context.persistent
     return mover_views.LoadTiles(
-        padded=tuple(_tile(context, ring) for ring in padded),
-        cut=tuple(_tile(context, ring) for ring in cut),
+        padded=tuple(tile for ring in padded for tile in _tiles(context, ring)),
+        cut=tuple(tile for ring in cut for tile in _tiles(context, ring)),
         landed=landed_barrier(role),
         phase="0" if once else "cuts % 2",
         counter=None if once else "cuts",
     )
 
 
-def _tile(context: Context, ring: Ring) -> mover_views.TileView:
-    return mover_views.TileView(
-        name=tensor_of(ring).name,
-        source=_tile_in_tensor(context, ring),
-        slot=slot(ring),
-        address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
-        extent=slot_extent(ring),
-        parts=_parts(ring),
-        barrier=f"{context.ready_barrier(ring.name)}[{stage(ring)}]",
+def _tiles(context: Context, ring: Ring) -> tuple[mover_views.TileView, ...]:
+    return tuple(
+        mover_views.TileView(
+            box=box,
+            address=f"{ring_name(ring)}[{stage(ring)}, 0, 0]",
+            extent=slot_extent(ring),
+            parts=_parts(ring),
+            barrier=f"{context.ready_barrier(ring.name)}[{stage(ring)}]",
+        )
+        for box in _boxes(context, ring)
     )
 
 
 def _store_tile(context: Context, ring: Ring) -> mover_views.StoreTile:
-    name = tensor_of(ring).name
-    return mover_views.StoreTile(
-        slot(ring), _tile_in_tensor(context, ring), _guard(context, ring), views.Comment("", name)
-    )
+    return mover_views.StoreTile(_boxes(context, ring), _guard(context, ring))
 
 
 def _store_rows(context: Context, ring: Ring) -> mover_views.StoreRows:

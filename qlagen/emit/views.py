@@ -218,7 +218,8 @@ class Share(Line):
 @dataclass(frozen=True)
 class InverseHeads(Line):
     """(I + D L o G)^-1 of each value head by a warp of its own, into the head's output slot. D: `factors`, G: the decay
-    of the cumulative log gate `gates`, each a vector in shared memory or None."""
+    of the cumulative log gate `gates`, each a vector in shared memory or None. `whole`: the upper right quarter of the
+    slot goes to global memory too."""
 
     macro = "inverse_heads"
     guard: str
@@ -226,6 +227,7 @@ class InverseHeads(Line):
     extent: str
     factors: str | None
     gates: str | None
+    whole: bool
     out: str
     out_extent: str
     comment: Comment

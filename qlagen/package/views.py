@@ -12,6 +12,7 @@ from qlagen.package.compile import DIGEST_LENGTH, CompiledOperator
 from qlagen.package.kernel_files import KernelFile
 from qlagen.package.render import library_digest
 from qlagen.program.ir import Plan, Tensor
+from qlagen.program.triangle import packed_entries, strips
 from qlagen.schedule.model import Schedule
 from qlagen.schedule.target import PlanCosts, Target, load_target
 from qlagen.spec.model import OpSpec
@@ -98,6 +99,7 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
     spec, plan, costs = compiled.spec, compiled.plan, load_target(compiled.target).plan
     arguments = view_arguments(spec)
     workspaces = () if compiled.obstacle else chunk_tensors(plan)
+    chunk = dict(plan.dims)["C"]
     normalised = [entry.name for entry in spec.inputs if is_normalised(entry)]
     return OperatorView(
         banner=banner(f"{PurePath(spec.file).name} (sha256 {spec.digest[:DIGEST_LENGTH]})"),
@@ -119,8 +121,8 @@ def view_operator(compiled: CompiledOperator) -> OperatorView:
             for variants, kernels in zip(compiled.schedules, compiled.kernels, strict=True)
         ),
         segments=_view_segments(compiled.schedules),
-        workspaces=tuple(_workspace(tensor) for tensor in workspaces),
-        intermediates=tuple(_intermediate(tensor, spec) for tensor in workspaces),
+        workspaces=tuple(_workspace(tensor, chunk) for tensor in workspaces),
+        intermediates=tuple(line for tensor in workspaces for line in _intermediate(tensor, spec, chunk)),
         sources=_sources(spec),
         records=_records(compiled),
         obstacle=compiled.obstacle,
@@ -204,13 +206,20 @@ def _sources(spec: OpSpec) -> tuple[str, ...]:
     return ("Sources:", *(f"    {line}" for line in lines)) if lines else ()
 
 
-def _workspace(tensor: Tensor) -> str:
-    return _python_text(f"Workspace({tensor.name!r}, dims={tensor.dims!r}, data={tensor.dtype == 'data'})")
+def _workspace(tensor: Tensor, chunk: int) -> str:
+    packed = f", entries={packed_entries(chunk)}" if tensor.lower else ""
+    return _python_text(f"Workspace({tensor.name!r}, dims={tensor.dims!r}, data={tensor.dtype == 'data'}{packed})")
 
 
-def _intermediate(tensor: Tensor, spec: OpSpec) -> str:
+def _intermediate(tensor: Tensor, spec: OpSpec, chunk: int) -> tuple[str, ...]:
     dtype = "data type" if tensor.dtype == "data" else "fp32"
-    return f"``{tensor.name}`` [{', '.join(('chunks', spec.head_names[1], *tensor.dims))}] ({dtype}),"
+    if not tensor.lower:
+        return (f"``{tensor.name}`` [{', '.join(('chunks', spec.head_names[1], *tensor.dims))}] ({dtype}),",)
+    parts = [f"[{s.rows}, {s.columns}] from entry {s.line * s.columns}" for s in strips(chunk)]
+    return (
+        f"``{tensor.name}`` [chunks, {spec.head_names[1]}, {packed_entries(chunk)}] ({dtype}),",
+        f"    the lower triangle of [{chunk}, {chunk}], from top to bottom {', '.join(parts)},",
+    )
 
 
 def _python(value: object) -> str:

@@ -64,6 +64,8 @@ def _check_tensors(program: Program, dims: Mapping[str, Dims]) -> None:
     for tensor in tensors:
         if tensor.layout == "token" and not (tensor.dims and is_rows(tensor.dims[0])):
             raise program_error(program, f"{tensor.name} {show_dims(tensor.dims)} has no token axis")
+        if tensor.lower and (tensor.layout != "chunk" or len(tensor.dims) != 2 or len(set(tensor.dims)) > 1):
+            raise program_error(program, f"{tensor.name} {show_dims(tensor.dims)} has no triangle to be packed")
     names = [tensor.name for tensor in tensors]
     if twice := [name for name in names if names.count(name) > 1]:
         raise program_error(program, f"the tensor {twice[0]} is used by more than one load or store")

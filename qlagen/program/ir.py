@@ -21,6 +21,9 @@ class Tensor:
     `layout` ``token``: [tokens, heads, *dims[1:]]; dims[0] is C, or CM: then there is an axis for the steps after the
     heads. ``chunk``: [chunks, heads, *dims], padded to whole
     chunks (values that one generated kernel hands to another). ``state``: [sequences, heads, *dims].
+
+    `lower` [C, C] of layout ``chunk`` is zero above the diagonal, whatever the inputs. Its tiles lie packed, see
+    `qlagen.program.triangle`: [chunks, heads, packed entries].
     """
 
     name: str
@@ -28,6 +31,7 @@ class Tensor:
     dtype: Literal["data", "float32"]
     head: Literal["key", "value"]
     layout: Literal["token", "chunk", "state"]
+    lower: bool = False
 
 
 @dataclass(frozen=True)

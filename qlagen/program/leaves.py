@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from qlagen.algebra.build import chunk_inputs
-from qlagen.algebra.ir import Node
+from qlagen.algebra.ir import Node, is_lower
 from qlagen.program.hoist import Hoisted
 from qlagen.program.ir import Dims, Load, Scan, Tensor
 from qlagen.spec.model import Input, OpSpec, Shape
@@ -78,7 +78,7 @@ def chunk_tensors(
     tensors: dict[Node, Tensor] = {}
     for node in hoisted.matrices:
         name = _unused((stages.get(node) or f"{origins[node]}_inverse").lower(), taken)
-        tensors[node] = Tensor(name, _dims(node.shape), "data", "value", "chunk")
+        tensors[node] = Tensor(name, _dims(node.shape), "data", "value", "chunk", is_lower(node))
     names = gate_names(spec)
     for node in names:
         if node in hoisted.gates:

@@ -69,7 +69,8 @@ def _segment(program: Program) -> list[str]:
 
 
 def _tensor(tensor: Tensor) -> str:
-    return f"{tensor.name} {show_dims(tensor.dims)} ({tensor.layout} layout, {tensor.head} heads, {tensor.dtype})"
+    kind = f"{tensor.layout} layout, {tensor.head} heads, {tensor.dtype}{', lower' if tensor.lower else ''}"
+    return f"{tensor.name} {show_dims(tensor.dims)} ({kind})"
 
 
 def _operation(operation: Operation, dims: Mapping[str, Dims]) -> tuple[str, str]:

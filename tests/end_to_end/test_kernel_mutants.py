@@ -49,10 +49,22 @@ MUTANTS = {
     ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
     "prepare: gated only below the middle": ("prepare_tile.py", "*= on * from[e]", "*= from[e]", 1),
-    "prepare: what was passed above the diagonal stays": (
+    "prepare: what lies above the diagonal is not cleared": (
         "prepare_tile.py",
-        "octet = 4; octet < 8",
-        "octet = 6; octet < 8",
+        "OUTPUT_STAGES * HEADS * CHUNK * CHUNK * 2",
+        "0",
+        1,
+    ),
+    "prepare: a strip of a triangle too narrow": (
+        "prepare_tile.py",
+        "PACKED_ENTRIES // 64, 64",
+        "PACKED_ENTRIES // 32, 32",
+        1,
+    ),
+    "forward: a strip of a triangle from a line too early": (
+        "forward_v64.py",
+        "value_head, 16:48, 0:CHUNK",
+        "value_head, 15:47, 0:CHUNK",
         1,
     ),
     "prepare: a named barrier dropped": ("prepare_tile.py", "T.sync_threads(TILE_BARRIER, ", "(", 3),

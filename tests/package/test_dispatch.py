@@ -215,6 +215,14 @@ def test_workers_are_no_more_than_the_work() -> None:
     assert choose.workers(PATTERN, 0, 132) == 1
 
 
+def test_ctas_with_items_of_the_same_size_all_do_as_many_or_one_less() -> None:
+    prepare = replace(PATTERN, kind="chunk_parallel", ctas_per_sm=3)
+    assert choose.workers(prepare, 396, 132) == 396
+    assert choose.workers(prepare, 397, 132) == 199
+    assert choose.workers(prepare, 2048, 132) == 342  # six turns, as with 396
+    assert choose.workers(prepare, 0, 132) == 1
+
+
 def test_items_of_every_kind_of_kernel() -> None:
     """Of 8 segments 3 at most are the last of their sequence; the others have a state and a map."""
     operator = choose.OPERATORS["gated_delta_rule"]

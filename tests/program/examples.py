@@ -27,7 +27,7 @@ V = Tensor("v", ("C", "V"), "data", "value", "token")
 G = Tensor("g", ("C",), "float32", "value", "token")
 BETA = Tensor("beta", ("C",), "float32", "value", "token")
 OUT = Tensor("o", ("C", "V"), "data", "value", "token")
-A = Tensor("a", ("C", "C"), "data", "value", "chunk")
+A = Tensor("a", ("C", "C"), "data", "value", "chunk", lower=True)
 G_CUM = Tensor("g_cum", ("C",), "float32", "value", "chunk")
 
 

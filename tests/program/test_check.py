@@ -148,6 +148,10 @@ BAD: dict[str, tuple[Callable[[], Program], str]] = {
         ),
         "w [K, V] has no token axis",
     ),
+    "no triangle": (
+        lambda: with_operation(FORWARD, "q", Load("q", Tensor("q", ("C", "K"), "data", "key", "chunk", lower=True))),
+        "q [C, K] has no triangle to be packed",
+    ),
     "tensor twice": (
         lambda: replace(
             with_operation(FORWARD, "q", Load("q", PREPARE.operations[0].tensor)),  # type: ignore[union-attr]

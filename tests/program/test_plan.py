@@ -166,7 +166,7 @@ def test_a_shared_product_is_not_made_twice_for_a_number() -> None:
 def test_parts_of_a_stage_are_named_after_it() -> None:
     text = show_program(build_plan(written(small_spec("delta_rule", *edited_stages(STAGES["two inverses"])))))
     assert "A_inverse_2 [C, C] = inv_unit_lower(A_source_2)  " in text
-    assert "store a_inverse_ [C, C] (chunk layout, value heads, data) = A_inverse_2" in text
+    assert "store a_inverse_ [C, C] (chunk layout, value heads, data, lower) = A_inverse_2" in text
 
 
 def test_a_loaded_tensor_is_not_accumulated_onto() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from qlagen.emit.kernel import emit_kernel
 from qlagen.emit.load import load_kernel
+from qlagen.program.triangle import strips
 from qlagen.spec.load import load_spec
 from qlagen.spec.model import OpSpec
 from qlagen.verify.emulator import Mode
@@ -135,6 +136,15 @@ def hard_keys(kind: str, tokens: int) -> torch.Tensor:
     return torch.nn.functional.normalize(base + 0.3 * noise, dim=-1).bfloat16()
 
 
+def unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """[chunks, heads, entries] -> [chunks, heads, C, C]."""
+    full = torch.zeros(*packed.shape[:2], CHUNK, CHUNK, dtype=packed.dtype)
+    for strip in strips(CHUNK):
+        lines = packed.unflatten(2, (-1, strip.columns))[:, :, strip.line : strip.line + strip.rows]
+        full[:, :, strip.first : strip.first + strip.rows, : strip.columns] = lines
+    return full
+
+
 @pytest.mark.parametrize("kind", ["identical", "period 16", "close"])
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_the_inverse_is_as_accurate_as_an_fp32_solve(operators: Operators, kind: str, beta: float) -> None:
@@ -143,7 +153,7 @@ def test_the_inverse_is_as_accurate_as_an_fp32_solve(operators: Operators, kind:
     arguments = {"k": k, "g": torch.zeros(tokens, heads), "beta": torch.full((tokens, heads), beta)}
     arguments |= {"q": torch.zeros_like(k), "v": torch.zeros(tokens, heads, SIZE).bfloat16()}
     call = Call(arguments, {"scale": 1.0}, [0, tokens], heads, (SIZE, SIZE))
-    made = operators["gated_delta_rule", "bfloat16"](call)["a"]
+    made = unpacked(operators["gated_delta_rule", "bfloat16"](call)["a"])
     for slot, (start, rows) in enumerate(Sequences((0, tokens), CHUNK).chunks()):
         keys = torch.zeros(CHUNK, SIZE, dtype=torch.float64)
         keys[:rows] = k[start : start + rows, 0].double()

@@ -175,5 +175,9 @@ def item_count(kernel: Kernel, chunk_count: int, key_heads: int, value_heads: in
 
 
 def workers(kernel: Kernel, items: int, processors: int) -> int:
-    """CTAs of a persistent kernel: as many as run at once, and no more than there is work."""
-    return max(1, min(items, processors * kernel.ctas_per_sm))
+    """CTAs of a persistent kernel: as many as run at once, and no more than there is work. Where all items are alike,
+    only as many as finish in the same number of turns: then no CTA works alone in the end."""
+    most = processors * kernel.ctas_per_sm
+    if kernel.kind == "chunk_parallel" and items > most:
+        return -(-items // -(-items // most))
+    return max(1, min(items, most))

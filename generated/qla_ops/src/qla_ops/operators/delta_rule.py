@@ -198,7 +198,7 @@ OPERATOR = Operator(
         ),
     ),
     workspaces=(
-        Workspace("a", dims=("C", "C"), data=True),
+        Workspace("a", dims=("C", "C"), data=True, entries=3072),
     ),
     portable=forward,
     segments=Segments(skips=False, condition=""),
@@ -320,7 +320,8 @@ def chunk_delta_rule_fwd(
     """The kernels' forward pass alone: (o, final_state, intermediates), without fallback and without autograd.
 
     Arguments as in `chunk_delta_rule`. `intermediates` are what the kernels hand to one another, in chunks:
-    ``a`` [chunks, Hv, C, C] (data type),
+    ``a`` [chunks, Hv, 3072] (data type),
+        the lower triangle of [64, 64], from top to bottom [32, 32] from entry 0, [32, 64] from entry 1024,
     together with int32 tables: ``cu_seqlens`` and ``chunk_offsets`` [N + 1] of the sequences, ``segment_offsets`` and
     ``segment_chunks`` [S + 1] and ``segment_sequence`` [S] of the segments that they were cut into.
 

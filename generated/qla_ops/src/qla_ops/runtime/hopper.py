@@ -154,7 +154,7 @@ def _workspaces(operator: Operator, chunk_count: int, value_heads: int, o: Tenso
     """New for each call: two streams never share one."""
     return {
         item.name: torch.empty(
-            (chunk_count, value_heads, *[operator.sizes[symbol] for symbol in item.dims]),
+            (chunk_count, value_heads, *item.tile(operator.sizes)),
             dtype=o.dtype if item.data else torch.float32,
             device=o.device,
         )

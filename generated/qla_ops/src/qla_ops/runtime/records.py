@@ -48,11 +48,17 @@ Argument = TensorArgument | ScalarArgument
 
 @dataclass(frozen=True)
 class Workspace:
-    """A tensor that one kernel hands to a later one: ``[chunks, Hv, *dims]``, padded to whole chunks."""
+    """A tensor that one kernel hands to a later one: ``[chunks, Hv, *dims]``, padded to whole chunks, or
+    ``[chunks, Hv, entries]`` where a chunk's triangle lies packed in so many `entries`."""
 
     name: str
     dims: tuple[str, ...]
     data: bool
+    entries: int = 0
+
+    def tile(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """What a chunk and value head has, with the dimension symbols' `sizes`."""
+        return (self.entries,) if self.entries else tuple(sizes[symbol] for symbol in self.dims)
 
 
 @dataclass(frozen=True)
