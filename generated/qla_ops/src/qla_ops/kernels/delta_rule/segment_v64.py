@@ -8,22 +8,25 @@ registers state 176, auxiliary 40, movers 24, 2 CTAs per SM.
 roles
   state                threads 0..127    176 registers (estimate 176)
   load_k               threads 128..159  24 registers
-  load_v_a             threads 160..191  24 registers
-  load_beta            threads 192..223  24 registers
+  load_v               threads 160..191  24 registers
+  load_a               threads 192..223  24 registers
+  load_beta            threads 224..255  24 registers
 barriers (an mbarrier per stage; arrivals of a phase, and what it means)
   k_ready                LOAD_STAGES       1 by load_k:
       state may read k (16384 bytes by TMA)
-  v_a_ready              LOAD_STAGES       1 by load_v_a:
-      state may read v, a (16384 bytes by TMA)
+  v_ready                LOAD_STAGES       1 by load_v:
+      state may read v (8192 bytes by TMA)
   beta_ready             LOAD_STAGES       1 by load_beta:
       state may read beta
+  a_ready                LOAD_STAGES       1 by load_a:
+      state may read a (8192 bytes by TMA)
   stage_free             LOAD_STAGES       4 by state:
-      load_k, load_v_a, load_beta may fill k, v, beta, a
+      load_k, load_v, load_a, load_beta may fill k, v, beta, a
 shared memory
   k_ring               (LOAD_STAGES, CHUNK, KEY_DIM)                  16-bit, 49152 bytes: load_k -> state
-  v_ring               (LOAD_STAGES, CHUNK, VALUE_TILE)               16-bit, 24576 bytes: load_v_a -> state
+  v_ring               (LOAD_STAGES, CHUNK, VALUE_TILE)               16-bit, 24576 bytes: load_v -> state
   beta_ring            (LOAD_STAGES, CHUNK)                           fp32, 768 bytes: load_beta -> state
-  a_ring               (LOAD_STAGES, CHUNK, CHUNK)                    16-bit, 24576 bytes: load_v_a -> state
+  a_ring               (LOAD_STAGES, CHUNK, CHUNK)                    16-bit, 24576 bytes: load_a -> state
 """
 
 import tilelang
@@ -38,8 +41,9 @@ WARP = 32
 STATE_FIRST = 0
 STATE_END = STATE_FIRST + 4 * WARP
 LOAD_K_END = STATE_END + WARP
-LOAD_V_A_END = LOAD_K_END + WARP
-LOAD_BETA_END = LOAD_V_A_END + WARP
+LOAD_V_END = LOAD_K_END + WARP
+LOAD_A_END = LOAD_V_END + WARP
+LOAD_BETA_END = LOAD_A_END + WARP
 THREADS = 256
 LOAD_STAGES = 3
 STATE_REGISTERS = 176
@@ -80,7 +84,7 @@ DATA_TYPES = (
     "float16",
 )
 CTAS_PER_SM = 2
-SHARED_BYTES = 99168
+SHARED_BYTES = 99192
 PASS_CONFIGS = {
     "tl.enable_fast_math": True,
     "tl.disable_thread_storage_sync": True,
@@ -202,8 +206,9 @@ def build(data_type):
             beta_ring = T.alloc_shared((LOAD_STAGES, CHUNK), "float32", scope="shared")
             a_ring = T.alloc_shared((LOAD_STAGES, CHUNK, CHUNK), data_type)
             k_ready = T.alloc_barrier([1] * LOAD_STAGES)
-            v_a_ready = T.alloc_barrier([1] * LOAD_STAGES)
+            v_ready = T.alloc_barrier([1] * LOAD_STAGES)
             beta_ready = T.alloc_barrier([1] * LOAD_STAGES)
+            a_ready = T.alloc_barrier([1] * LOAD_STAGES)
             stage_free = T.alloc_barrier([4] * LOAD_STAGES)
             S_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), "float32")  # S, S1
             S_b_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), data_type)  # S_b
@@ -291,7 +296,7 @@ def build(data_type):
                         transpose_B=True,
                         clear_accum=True,
                     )
-                    T.barrier_wait(v_a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
+                    T.barrier_wait(v_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                     # v from shared memory, transposed
                     T.call_extern(
                         "handle",
@@ -308,6 +313,7 @@ def build(data_type):
                         Vn_right_r[row, column] = (
                             (v_f_r[column, row] - k_S_r[row, column]) * beta_ring[step % LOAD_STAGES, column]
                         )
+                    T.barrier_wait(a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                     # spec: Vn; Vn = a @ Vn_right
                     T.wgmma_gemm(
                         Vn_right_r,
@@ -359,26 +365,32 @@ def build(data_type):
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
                             T.barrier_arrive(k_ready[step % LOAD_STAGES])
-                elif tx < LOAD_V_A_END:  # load_v_a
+                elif tx < LOAD_V_END:  # load_v
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
-                        slot = first_slot + step
                         T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
                         # load v
                         T.tma_copy(
                             v[start:start + CHUNK, value_head, value_column:value_column + VALUE_TILE],
                             v_ring[step % LOAD_STAGES, :, :],
-                            barrier=v_a_ready[step % LOAD_STAGES],
+                            barrier=v_ready[step % LOAD_STAGES],
                         )
+                        T.sync_warp()
+                        if T.shuffle_elect(WARP):
+                            T.barrier_arrive(v_ready[step % LOAD_STAGES])
+                elif tx < LOAD_A_END:  # load_a
+                    for step in T.unroll(0, iterations, unroll_factor=1):
+                        slot = first_slot + step
+                        T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
                         # load a
                         T.tma_copy(
                             a[slot, value_head, :, :],
                             a_ring[step % LOAD_STAGES, :, :],
-                            barrier=v_a_ready[step % LOAD_STAGES],
+                            barrier=a_ready[step % LOAD_STAGES],
                         )
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
-                            T.barrier_arrive(v_a_ready[step % LOAD_STAGES])
+                            T.barrier_arrive(a_ready[step % LOAD_STAGES])
                 elif tx < LOAD_BETA_END:  # load_beta
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
