@@ -14,6 +14,7 @@ from qlagen.algebra.cache import derive_cached
 from qlagen.cli.output import print_lines, progress, spec_paths
 from qlagen.cli.verify import chosen_cases, import_library
 from qlagen.errors import QlagenError
+from qlagen.program.kernel_form import kernel_form
 from qlagen.spec.load import load_specs
 from qlagen.spec.model import OpSpec
 from qlagen.verify.emulator import STANDARD_MODES, Mode
@@ -49,7 +50,7 @@ def _simulate(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], No
         raise QlagenError("E-KERNEL", message, notes=[f"variants: {names}"])
     cases = chosen_cases(spec, options, DEFAULT_CASES)
     say(f"{spec.name}: oracle and budgets of {len(cases)} cases")
-    problems = make_problems(spec, derive_cached(spec).chosen, cases, options.seed, options.jobs)
+    problems = make_problems(spec, kernel_form(derive_cached(spec)), cases, options.seed, options.jobs)
     modes = (Mode(),) if options.eager else STANDARD_MODES
     return [row for variant in chosen for row in simulate_variant(variant, problems, modes, say)]
 

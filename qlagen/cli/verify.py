@@ -13,6 +13,7 @@ from typing import Any
 from qlagen.algebra.cache import derive_cached
 from qlagen.cli.output import print_lines, progress, spec_paths
 from qlagen.errors import QlagenError
+from qlagen.program.kernel_form import kernel_form
 from qlagen.spec.load import load_specs
 from qlagen.spec.model import OpSpec
 from qlagen.verify.cases import SETS, Case, cases_for
@@ -63,7 +64,7 @@ def _verify(spec: OpSpec, library: Any, options: argparse.Namespace, say: Callab
         raise QlagenError("E-LIBRARY", f"{options.library} has no chunk_{spec.name}", hints=hints)
     cases = chosen_cases(spec, options, DEFAULT_CASES)
     say(f"{spec.name}: oracle and budgets of {len(cases)} cases")
-    problems = make_problems(spec, derive_cached(spec).chosen, cases, options.seed, options.jobs)
+    problems = make_problems(spec, kernel_form(derive_cached(spec)), cases, options.seed, options.jobs)
     rows: list[Row] = []
     for index, problem in enumerate(problems):
         say(f"{spec.name}: {problem.case.name} ({index + 1} of {len(problems)})")

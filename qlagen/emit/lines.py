@@ -183,10 +183,11 @@ def _inverse(context: Context, role: Role, step: Step) -> views.Line:
     if role.warps != 4:
         message = f"step {step.name}: an inverse takes a role of 4 warps, {role.name} has {role.warps}"
         raise QlagenError("E-EMIT", message)
-    work, out = _operand(context, step.scratch), _operand(context, step.ring_out)
+    work, out, warp = _operand(context, step.scratch), _operand(context, step.ring_out), role_warp(role)
     return views.Inverse(
-        warp=role_warp(role),
+        warp=warp,
         matrix=context.fragment(step.reads[0]),
+        scales=None if step.columns is None else _vector(_operand(context, step.columns), warp),
         work=f"{ring_name(work)}[{stage(work)}, 0]",
         work_extent=str(work.shape[0]),
         out=f"{ring_name(out)}[{stage(out)}, 0, 0]",
@@ -207,7 +208,8 @@ def _share(context: Context, role: Role, step: Step) -> views.Line:
 def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
     matrix, out = _operand(context, step.matrix), _operand(context, step.ring_out)
     warp = role_warp(role)
-    factors, decay = (None if r is None else _vector(_operand(context, r), warp) for r in (step.factors, step.decay))
+    vectors = (step.factors, step.decay, step.columns)
+    factors, decay, scales = (None if r is None else _vector(_operand(context, r), warp) for r in vectors)
     return views.InverseHeads(
         guard=has_head(context, warp),
         matrix=_vector(matrix, f"{warp} // HEADS_PER_KEY"),
@@ -215,6 +217,7 @@ def _inverse_heads(context: Context, role: Role, step: Step) -> views.Line:
         factors=factors,
         gates=decay,
         whole=not _has_quarter_free(context, out),
+        scales=scales,
         out=f"{ring_name(out)}[{stage_head(out, warp)}, 0, 0]",
         out_extent=slot_extent(out),
         comment=comment_of(step),

@@ -162,7 +162,8 @@ def _right_side(operation: Operation, section: Section) -> str:
             axis = _row_axis(operation.source, section)
             return f"runtime.{operation.kind}({_identifier(operation.source)}, {steps}{axis})"
         case Inverse():
-            return f"runtime.inv_unit_lower({_identifier(operation.source)})"
+            columns = "" if operation.columns is None else f" * {_identifier(operation.columns)}[..., None, :]"
+            return f"runtime.inv_unit_lower({_identifier(operation.source)}){columns}"
         case Gemm():
             left = _identifier(operation.left) + (".mT" if operation.transpose_left else "")
             right = _identifier(operation.right) + (".mT" if operation.transpose_right else "")

@@ -174,11 +174,13 @@ class Scan(Line):
 
 @dataclass(frozen=True)
 class Inverse(Line):
-    """(I + L)^-1 of a strictly lower [C, C] matrix in accumulators, rounded once into an output slot."""
+    """(I + L)^-1 of a strictly lower [C, C] matrix in accumulators, rounded once into an output slot, its columns times
+    `scales`, a vector in shared memory or None."""
 
     macro = "inverse"
     warp: str
     matrix: str
+    scales: str | None
     work: str
     work_extent: str
     out: str
@@ -218,8 +220,8 @@ class Share(Line):
 @dataclass(frozen=True)
 class InverseHeads(Line):
     """(I + D L o G)^-1 of each value head by a warp of its own, into the head's output slot. D: `factors`, G: the decay
-    of the cumulative log gate `gates`, each a vector in shared memory or None. `whole`: the upper right quarter of the
-    slot goes to global memory too."""
+    of the cumulative log gate `gates`, `scales` of the result's columns, each a vector in shared memory or None. `whole`:
+    the upper right quarter of the slot goes to global memory too."""
 
     macro = "inverse_heads"
     guard: str
@@ -228,6 +230,7 @@ class InverseHeads(Line):
     factors: str | None
     gates: str | None
     whole: bool
+    scales: str | None
     out: str
     out_extent: str
     comment: Comment

@@ -37,8 +37,10 @@ def operands(operation: Operation) -> tuple[str, ...]:
     match operation:
         case Load():
             return ()
-        case Scan() | Inverse() | Rows():
+        case Scan() | Rows():
             return (operation.source,)
+        case Inverse():
+            return (operation.source, *(() if operation.columns is None else (operation.columns,)))
         case GatedDot():
             return (operation.left, operation.right, operation.gate)
         case Gate():
@@ -95,7 +97,10 @@ def _dims(operation: Operation, dims: Mapping[str, Dims]) -> tuple[str, Dims]:
             return _expect(dims, operation.source, _of_rows(dims[operation.source]), dims[operation.source])
         case Inverse():
             square = 2 * _rows(dims[operation.source])
-            return _expect(dims, operation.source, square, square)
+            fault, found = _expect(dims, operation.source, square, square)
+            if fault or operation.columns is None:
+                return fault, found
+            return _expect(dims, operation.columns, square[:1], square)
         case Gate():
             return _gate_dims(operation, dims)
         case GatedDot():

@@ -122,11 +122,13 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Inverse:
-    """`name` = (I + source)^-1 of a strictly lower [C, C] value, with the accuracy of an fp32 forward substitution."""
+    """`name` = (I + source)^-1 of a strictly lower [C, C] value, with the accuracy of an fp32 forward substitution; its
+    columns times the [C] value `columns`, if there is one, before anything is rounded."""
 
     name: str
     source: str
     origin: str = ""
+    columns: str | None = None
 
 
 @dataclass(frozen=True)

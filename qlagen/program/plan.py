@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from qlagen.algebra.build import chunk_inputs
@@ -15,6 +15,7 @@ from qlagen.program.ir import Carry, Plan, Program, Segment, Store, Tensor
 from qlagen.program.kernels import check_kernels
 from qlagen.program.leaves import Leaves, carried_leaves, chunk_tensors, gate_names, prepare_leaves
 from qlagen.program.lower import Lowering, below
+from qlagen.program.move_scales import Move, find_moves, read_scaled, store_scaled
 from qlagen.program.place_scales import place_scales
 from qlagen.program.segment import batch_obstacle
 from qlagen.spec.model import OpSpec
@@ -42,11 +43,8 @@ def plan_programs(derivation: Derivation) -> Plan:
     form = place_scales(derivation.chosen, spec.state)
     origins = _first_stages(form)
     tensors = _prepared(spec, form, origins)
-    programs = [_prepare(spec, form, tensors, origins)] if tensors else []
-    programs.append(_forward(spec, form, tensors, origins))
-    rows = {"C": derivation.proof.chunk, **dict(spec.dims)}
-    rows[spec.step_rows] = spec.sizes(derivation.proof.chunk)[spec.step_rows]
-    plan = Plan(spec.name, tuple(rows.items()), tuple(programs))
+    programs, sizes = _unmoved(spec, form, tensors, origins), _sizes(derivation)
+    plan = Plan(spec.name, tuple(sizes.items()), _with_moves(programs, _moves(programs, sizes)))
     check_plan(plan)
     return plan
 
@@ -66,7 +64,57 @@ def segment_programs(derivation: Derivation) -> tuple[Program, ...]:
     segment = Segment(bound, rule.condition)
     states = (form.state, *(found.state for found in state_forms(derivation, form.state, tuple(tensors))))
     programs = (_segment(spec, replace(form, state=state), tensors, segment) for state in dict.fromkeys(states))
-    return tuple(program for program in programs if not batch_obstacle(program))
+    moves = _moves(_unmoved(spec, form, tensors, origins), _sizes(derivation))
+    return tuple(program for program in _reading(programs, moves) if not batch_obstacle(program))
+
+
+def moved_scales(derivation: Derivation) -> dict[Node, Move]:
+    """Expressions that are handed over with their columns scaled."""
+    spec = derivation.spec
+    form = place_scales(derivation.chosen, spec.state)
+    origins = _first_stages(form)
+    tensors = _prepared(spec, form, origins)
+    moves = {move.tensor: move for move in _moves(_unmoved(spec, form, tensors, origins), _sizes(derivation))}
+    return {node: moves[tensor] for node, tensor in tensors.items() if tensor in moves}
+
+
+def _unmoved(
+    spec: OpSpec, form: Form, tensors: Mapping[Node, Tensor], origins: Mapping[Node, str]
+) -> tuple[Program, ...]:
+    """The programs with every scale where the form has it."""
+    prepare = (_prepare(spec, form, tensors, origins),) if tensors else ()
+    return (*prepare, _forward(spec, form, tensors, origins))
+
+
+def _sizes(derivation: Derivation) -> dict[str, int]:
+    spec, chunk = derivation.spec, derivation.proof.chunk
+    return {"C": chunk, **dict(spec.dims), spec.step_rows: spec.sizes(chunk)[spec.step_rows]}
+
+
+def _moves(programs: Sequence[Program], sizes: Mapping[str, int]) -> tuple[Move, ...]:
+    *ahead, walk = programs
+    return find_moves(ahead[0], walk, sizes) if ahead else ()
+
+
+def _with_moves(programs: tuple[Program, ...], moves: tuple[Move, ...]) -> tuple[Program, ...]:
+    """Both programs, as the moves leave them."""
+    for move in moves:
+        prepare, walk = programs
+        scaled, read = store_scaled(prepare, move), read_scaled(walk, move)
+        assert scaled is not None
+        assert read is not None
+        programs = (scaled, read)
+    return programs
+
+
+def _reading(programs: Iterable[Program], moves: tuple[Move, ...]) -> Iterator[Program]:
+    """Walks as the moves leave them, without those that cannot read what is stored then."""
+    for program in programs:
+        read: Program | None = program
+        for move in moves:
+            read = None if read is None else read_scaled(read, move)
+        if read is not None:
+            yield read
 
 
 def _prepared(spec: OpSpec, form: Form, origins: Mapping[Node, str]) -> dict[Node, Tensor]:

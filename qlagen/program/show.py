@@ -93,7 +93,8 @@ def _right_side(operation: Operation) -> str:
         case Rows():
             return f"{operation.kind}({operation.source})"
         case Inverse():
-            return f"inv_unit_lower({operation.source})"
+            columns = "" if operation.columns is None else f" * {operation.columns}[None, :]"
+            return f"inv_unit_lower({operation.source}){columns}"
         case Gemm():
             left = operation.left + ("^T" if operation.transpose_left else "")
             right = operation.right + ("^T" if operation.transpose_right else "")

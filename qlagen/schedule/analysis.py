@@ -14,6 +14,7 @@ from qlagen.program.ir import (
     Elementwise,
     Gate,
     Gemm,
+    Inverse,
     Load,
     Operation,
     Program,
@@ -223,6 +224,12 @@ def gemm_text(gemm: Gemm) -> str:
     left = gemm.left + ("^T" if gemm.transpose_left else "")
     right = gemm.right + ("^T" if gemm.transpose_right else "")
     return f"{gemm.name} {'=' if gemm.add is None else '+='} {left} @ {right}"
+
+
+def inverse_text(inverse: Inverse) -> str:
+    """For people: ``A = (I + L)^-1``, with the scale of its columns."""
+    columns = "" if inverse.columns is None else f" diag({inverse.columns})"
+    return f"{inverse.name} = (I + {inverse.source})^-1{columns}"
 
 
 def misplaced(analysis: Analysis, name: str, reason: str, hint: str) -> QlagenError:

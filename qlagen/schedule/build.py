@@ -49,7 +49,9 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
     orders = {role.name: _orders(lowered, role, options, target) for role in lowered.roles}
     lines = {name: candidates[0].lines for name, candidates in orders.items()}
     rings = build_rings(lowered.analysis, lowered.roles, options)
-    movers, rings = assign_movers(rings, lines, options.mover_warps)
+    # With the fewest registers that there are, a warp has room for little.
+    spread = dict(options.registers).get(MOVERS) == target.least_registers
+    movers, rings = assign_movers(rings, lines, options.mover_warps, spread)
     best = {name: candidates[0] for name, candidates in orders.items()}
     skeleton = Skeleton(_roles(lowered, best, movers, options, target), lines, {m.name: m for m in movers}, rings)
     synchronised = prune(synchronise(skeleton), rings)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlagen.program.ir import Elementwise, Gate, Gemm, Inverse, Load, Operation, Scan
-from qlagen.schedule.analysis import Analysis
+from qlagen.schedule.analysis import Analysis, inverse_text
 from qlagen.schedule.key_heads import copy_name
 from qlagen.schedule.model import Step
 from qlagen.schedule.plain_role import PlainRole
@@ -50,7 +50,8 @@ class _HeadRole(PlainRole):
 
     def _inverse(self, inverse: Inverse) -> None:
         factored = factor(self.analysis, inverse)
-        for vector in (factored.factors, factored.gate):
+        used = (factored.factors, factored.gate, inverse.columns)
+        for vector in used:
             if vector is not None and (self.analysis.is_shared(vector) or not self._in_memory(vector)):
                 raise refused(self.analysis, inverse.name, f"needs {vector}, which no tensor of value heads gives")
         shared = self.fresh(f"{factored.matrix}_shared")
@@ -66,7 +67,7 @@ class _HeadRole(PlainRole):
         ring = self.output_ring(stores[0])
         dims = self.analysis.dims[inverse.name]
         self.writes[ring] = RingWrite(ring, inverse.name, dims, "data", self.name, stores[0])
-        vectors = tuple(self.read(v) for v in (factored.factors, factored.gate) if v is not None)
+        vectors = tuple(self.read(v) for v in dict.fromkeys(used) if v is not None)
         step = Step(
             "inverse_heads",
             inverse.name,
@@ -76,10 +77,11 @@ class _HeadRole(PlainRole):
             matrix=shared,
             factors=factored.factors,
             decay=factored.gate,
+            columns=inverse.columns,
             scratch_registers=self.clocks.inverse_heads_registers,
             cost=self.clocks.inverse_heads,
             origin=inverse.origin,
-            note=f"{inverse.name} = (I + {inverse.source})^-1, a head a warp",
+            note=f"{inverse_text(inverse)}, a head a warp",
         )
         self.steps.append(replace(step, rings=tuple(dict.fromkeys(step.rings))))
 

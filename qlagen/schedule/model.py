@@ -110,6 +110,8 @@ class Step:
     """The ring of the factors of its rows, if any."""
     decay: str | None = None
     """The ring of the cumulative log gate of its decay, if any."""
+    columns: str | None = None
+    """The ring of the scale of an inverse's columns, if any."""
     scratch_registers: int = 0
     """Registers per thread that the step needs beside its operands."""
     cost: int = 0

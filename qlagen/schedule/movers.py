@@ -29,13 +29,17 @@ class MoverWarp:
 
 
 def assign_movers(
-    rings: Sequence[Ring], orders: Mapping[str, Sequence[Line]], limit: int
+    rings: Sequence[Ring], orders: Mapping[str, Sequence[Line]], limit: int, spread: bool = False
 ) -> tuple[tuple[MoverWarp, ...], tuple[Ring, ...]]:
-    """Mover warps, and the rings with their movers as producers and consumers. Raises E-MOVERS when even shared warps
-    are more than `limit`."""
+    """Mover warps, and the rings with their movers as producers and consumers. `spread`: warps that the limit leaves
+    take rings from others. Raises E-MOVERS when even shared warps are more than `limit`."""
     loads = _load_groups(rings, orders)
     stores = [MoverGroup((ring.name,), "store", _kind(ring)) for ring in _stored(rings, orders)]
     warps: list[tuple[MoverGroup, ...]] = [(group,) for group in (*loads, *stores)]
+    while spread and len(warps) < limit and (place := _divisible(warps)) is not None:
+        (group,) = warps[place]
+        halves = (replace(group, rings=group.rings[:-1]), replace(group, rings=group.rings[-1:]))
+        warps[place : place + 1] = [(half,) for half in halves]
     while len(warps) > limit:
         pair = _cheapest_pair(warps)
         if pair is None:
@@ -88,6 +92,12 @@ def _load_groups(rings: Sequence[Ring], orders: Mapping[str, Sequence[Line]]) ->
         starts = _kind(ring) == "tile" and (starter is None or starter in starters)
         groups.setdefault((ring.consumers, ring.stage_class, _kind(ring), starts), []).append(ring.name)
     return [MoverGroup(tuple(names), "load", str(key[2])) for key, names in groups.items()]
+
+
+def _divisible(warps: Sequence[tuple[MoverGroup, ...]]) -> int | None:
+    """The warp whose tiles are needed last, of those that load several; the first ones start an iteration together."""
+    several = [i for i, (group,) in enumerate(warps) if group.direction == "load" and len(group.rings) > 1]
+    return max((i for i in several if i > 0 and warps[i][0].kind == "tile"), default=None)
 
 
 def _cheapest_pair(warps: Sequence[tuple[MoverGroup, ...]]) -> tuple[int, int] | None:

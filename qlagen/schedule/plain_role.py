@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from qlagen.program.dims import refs
 from qlagen.program.ir import Apply, Elementwise, Gate, Gemm, Inverse, Load, Number, Operation, Ref, Scan, Store
-from qlagen.schedule.analysis import Analysis, gemm_text, misplaced, rename
+from qlagen.schedule.analysis import Analysis, gemm_text, inverse_text, misplaced, rename
 from qlagen.schedule.model import DataType, Step
 from qlagen.schedule.steps import RingWrite, RoleSteps, StepBuilder, gemm_clocks
 from qlagen.schedule.target import Clocks
@@ -311,11 +311,13 @@ class PlainRole(StepBuilder):
                 "inverse",
                 inverse.name,
                 reads=(source,),
+                rings=() if inverse.columns is None else (self.read(inverse.columns),),
                 ring_out=ring,
                 scratch=scratch,
+                columns=inverse.columns,
                 scratch_registers=self.clocks.inverse_registers,
                 cost=self.clocks.inverse,
                 origin=inverse.origin,
-                note=f"{inverse.name} = (I + {inverse.source})^-1",
+                note=inverse_text(inverse),
             )
         )

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlagen.algebra.derivation import Derivation
+from qlagen.program.kernel_form import kernel_form
 from qlagen.spec.model import OpSpec
 from qlagen.verify.cases import Case
 from qlagen.verify.problem import Problem, make_problems
@@ -39,7 +40,7 @@ def verify_library(
     threads: int = 1,
 ) -> list[Row]:
     """Two rows, o and final_state, for each case. `implementation` only names the rows."""
-    problems = make_problems(spec, derivation.chosen, cases, seed, threads)
+    problems = make_problems(spec, kernel_form(derivation), cases, seed, threads)
     return [row for problem in problems for row in verify_problem(operator, problem, implementation, device)]
 
 

@@ -162,37 +162,26 @@ def test_templates_and_emitter_know_no_operator() -> None:
             assert word not in text, f"{source.name}: {word}"
 
 
-def with_changed_expression(program: Program, name: str, drop: str) -> Program:
-    """The program without the factor `drop` of an elementwise operation's outermost product."""
-
-    def without(expr: object) -> object:
-        if isinstance(expr, Apply) and expr.operator == "mul":
-            for kept, other in ((expr.left, expr.right), (expr.right, expr.left)):
-                if getattr(other, "name", None) == drop:
-                    return kept
-            return Apply("mul", without(expr.left), expr.right)  # type: ignore[arg-type]
-        return expr
-
-    operations = tuple(
-        replace(o, expr=without(o.expr)) if isinstance(o, Elementwise) and o.name == name else o  # type: ignore[arg-type]
-        for o in program.operations
-    )
-    assert operations != program.operations
-    return replace(program, operations=operations)
+def with_sum(program: Program, name: str) -> Program:
+    """The program with a sum instead of an elementwise operation's difference."""
+    changed = next(o for o in program.operations if o.name == name)
+    assert isinstance(changed, Elementwise)
+    assert isinstance(changed.expr, Apply)
+    assert changed.expr.operator == "sub"
+    other = replace(changed, expr=replace(changed.expr, operator="add"))
+    return replace(program, operations=tuple(other if o is changed else o for o in program.operations))
 
 
 def test_an_expression_changes_the_text_where_it_is_spelled() -> None:
-    program = with_changed_expression(cases.program("gated_delta_rule", "forward"), "Vn_right", "beta")
+    program = with_sum(cases.program("gated_delta_rule", "forward"), "Vn_right")
     text = emit_kernel(cases.build(program, "v64"), SPEC_DIGEST)
-    assert "beta_ring" in emitted(*GATED)
-    assert "beta_ring" not in text
     row = re.compile(r"Vn_right_r\[row, column\] = \(\n(.*?)\n +\)", re.DOTALL)
     before, after = row.search(emitted(*GATED)), row.search(text)
     assert before
     assert after
     squeezed = [" ".join(match[1].split()) for match in (before, after)]
-    difference = "v_f_r[column, row] - k_S_r[row, column] * g_from_start_ring[step % HANDOVER_STAGES, column]"
-    assert squeezed == [f"({difference}) * beta_ring[step % LOAD_STAGES, column]", difference]
+    product = "k_S_r[row, column] * g_from_start_ring[step % HANDOVER_STAGES, column]"
+    assert squeezed == [f"v_f_r[column, row] - {product}", f"v_f_r[column, row] + {product}"]
 
 
 def test_coefficients_are_written_as_numbers() -> None:
@@ -225,7 +214,7 @@ def test_what_only_an_inverse_reads_needs_no_mask_and_no_blocks_above_the_diagon
 
 def renamed_input(schedule: Schedule, name: str) -> Schedule:
     def operation(o: object) -> object:
-        return replace(o, tensor=replace(o.tensor, name=name)) if isinstance(o, Load) and o.name == "beta" else o
+        return replace(o, tensor=replace(o.tensor, name=name)) if isinstance(o, Load) and o.name == "v" else o
 
     program = replace(schedule.program, operations=tuple(map(operation, schedule.program.operations)))  # type: ignore[arg-type]
     return replace(schedule, program=program)

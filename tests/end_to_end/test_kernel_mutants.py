@@ -49,6 +49,30 @@ MUTANTS = {
     ),
     "prepare: low parts left out of a product": ("prepare_tile.py", "left.low, right.high", "left.high, right.high", 1),
     "prepare: gated only below the middle": ("prepare_tile.py", "*= on * from[e]", "*= from[e]", 1),
+    "prepare: the columns' scale dropped": (
+        "prepare_tile.py",
+        "invert<true, true, true>",
+        "invert<true, true, false>",
+        1,
+    ),
+    "prepare: the rows scaled instead of the columns": (
+        "prepare_tile.py",
+        "load_columns(scales, columns[c]",
+        "load_columns(scales, rows[c]",
+        1,
+    ),
+    "prepare: half the diagonal scaled by the other half's": (
+        "prepare_tile.py",
+        "scale_octet(scales + lane / 8 * 8 + 32 * t",
+        "scale_octet(scales + lane / 8 * 8",
+        1,
+    ),
+    "prepare: the scale of another head": (
+        "prepare_tile.py",
+        "beta_ring[step % LOAD_STAGES, warp",
+        "beta_ring[step % LOAD_STAGES, 3 - warp",
+        2,
+    ),
     "prepare: what lies above the diagonal is not cleared": (
         "prepare_tile.py",
         "OUTPUT_STAGES * HEADS * CHUNK * CHUNK * 2",

@@ -85,7 +85,7 @@ def _run(
         case Inverse():
             source = values[operation.source]
             assert np.array_equal(source, np.tril(source, -1))
-            return np.linalg.inv(np.eye(len(source)) + source)
+            return np.linalg.inv(np.eye(len(source)) + source) * (values[operation.columns] if operation.columns else 1)
         case Gemm():
             left, right = values[operation.left], values[operation.right]
             left = left.T if operation.transpose_left else left

@@ -54,7 +54,7 @@ def test_dims() -> None:
     for name, wanted in {
         "scale": (),
         "S": ("K", "V"),
-        "beta": ("C",),
+        "g_cum": ("C",),
         "g_total": (),
         "g_decay": ("C", "C"),
         "k_S": ("C", "V"),
@@ -75,7 +75,7 @@ def test_an_outer_product_takes_its_shape_from_two_vectors() -> None:
 STATE_STORE = Store(Tensor("x", ("K", "V"), "float32", "value", "chunk"), "O")
 BAD: dict[str, tuple[Callable[[], Program], str]] = {
     "twice": (lambda: with_last(PREPARE, Scan("G", "g")), "G is defined twice"),
-    "a scalar's name": (lambda: with_last(FORWARD, Scan("scale", "beta")), "scale is defined twice"),
+    "a scalar's name": (lambda: with_last(FORWARD, Scan("scale", "g_cum")), "scale is defined twice"),
     "undefined": (lambda: with_operation(FORWARD, "k_S", None), "Vn_right uses k_S, which is not defined before it"),
     "scan": (lambda: with_last(FORWARD, Scan("sum", "scale")), "sum: needs [C], but scale is []"),
     "gated product": (
@@ -83,7 +83,14 @@ BAD: dict[str, tuple[Callable[[], Program], str]] = {
         "dot: needs [C, K], but v is [C, V]",
     ),
     "rows": (lambda: with_last(FORWARD, Rows("rows", "S", "last")), "rows: needs [C, V], but S is [K, V]"),
-    "inverse": (lambda: with_operation(PREPARE, "A", Inverse("A", "k")), "A: needs [C, C], but k is [C, K]"),
+    "inverse": (
+        lambda: with_operation(PREPARE, "A_beta", Inverse("A_beta", "k")),
+        "A_beta: needs [C, C], but k is [C, K]",
+    ),
+    "columns of an inverse": (
+        lambda: with_operation(PREPARE, "A_beta", Inverse("A_beta", "A_source", columns="k")),
+        "A_beta: needs [C], but k is [C, K]",
+    ),
     "gate": (lambda: with_operation(PREPARE, "g_decay", Gate("g_decay", None, "decay")), "decay gate needs a source"),
     "mask": (lambda: with_operation(PREPARE, "strict", Gate("strict", "G", "strict")), "strict mask has no source"),
     "gate of a matrix": (
@@ -91,7 +98,7 @@ BAD: dict[str, tuple[Callable[[], Program], str]] = {
         "g_decay: needs [C], but k is [C, K]",
     ),
     "inner": (lambda: with_operation(FORWARD, "q_S", Gemm("q_S", "k", "v")), "q_S: cannot multiply [C, K] with [C, V]"),
-    "vector": (lambda: with_operation(FORWARD, "q_S", Gemm("q_S", "q", "beta")), "both must be matrices"),
+    "vector": (lambda: with_operation(FORWARD, "q_S", Gemm("q_S", "q", "g_cum")), "both must be matrices"),
     "add": (
         lambda: with_operation(FORWARD, "q_S", Gemm("q_S", "q", "S", add="S")),
         "q_S: adds S [K, V] to [C, V]",
@@ -105,7 +112,7 @@ BAD: dict[str, tuple[Callable[[], Program], str]] = {
         "O_base: O_scale [C] along columns does not fit [C, V]",
     ),
     "rows of a vector": (
-        lambda: with_operation(FORWARD, "O_scale", Elementwise("O_scale", mul(Ref("beta"), rows("g_from_start")))),
+        lambda: with_operation(FORWARD, "O_scale", Elementwise("O_scale", mul(Ref("g_cum"), rows("g_from_start")))),
         "O_scale: g_from_start [C] along rows does not fit [C]",
     ),
     "shapeless": (

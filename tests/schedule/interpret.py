@@ -124,7 +124,7 @@ class Machine:
             result = np.cumsum(self._slot(step.rings[0], iteration))
         elif step.kind == "inverse":
             source = self._register(step.reads[0])
-            result = np.linalg.inv(np.eye(len(source)) - source)
+            result = np.linalg.inv(np.eye(len(source)) - source) * self._columns(step, iteration)
         elif step.kind == "inverse_heads":
             result = self._inverse_heads(step, iteration)
         else:
@@ -140,7 +140,11 @@ class Machine:
         if step.decay is not None:
             gate = self._slot(step.decay, iteration)
             matrix = matrix * np.exp(np.minimum(gate[:, None] - gate[None, :], 0))
-        return np.linalg.inv(np.eye(len(matrix)) + np.tril(matrix, -1))
+        return np.linalg.inv(np.eye(len(matrix)) + np.tril(matrix, -1)) * self._columns(step, iteration)
+
+    def _columns(self, step: Step, iteration: int) -> Array:
+        """The scale of an inverse's columns."""
+        return np.ones(1) if step.columns is None else self._slot(step.columns, iteration)
 
     def _keep(self, step: Step, iteration: int, result: Array) -> None:
         if step.writes is not None:

@@ -159,8 +159,9 @@ def test_the_inverse_is_as_accurate_as_an_fp32_solve(operators: Operators, kind:
         keys[:rows] = k[start : start + rows, 0].double()
         lower = torch.tril(beta * keys @ keys.T, -1) + torch.eye(CHUNK)
         lower[rows:] = torch.eye(CHUNK, dtype=torch.float64)[rows:]
-        exact = torch.linalg.inv(lower)
-        single = torch.linalg.solve_triangular(lower.float(), torch.eye(CHUNK), upper=False, unitriangular=True)
+        scale = torch.where(torch.arange(CHUNK) < rows, beta, 0.0)  # of the columns, which the tensor holds too
+        exact = torch.linalg.inv(lower) * scale.double()
+        single = torch.linalg.solve_triangular(lower.float(), torch.eye(CHUNK), upper=False, unitriangular=True) * scale
         allowed = (single.bfloat16().double() - exact).norm() / exact.norm()
         for head in range(heads):
             error = (made[slot, head].double() - exact).norm() / exact.norm()

@@ -78,7 +78,6 @@ OPERATOR = Operator(
                     tensors=(
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "segment_offsets",
                         "segment_chunks",
@@ -105,7 +104,6 @@ OPERATOR = Operator(
                     tensors=(
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "segment_offsets",
                         "segment_chunks",
@@ -138,7 +136,6 @@ OPERATOR = Operator(
                         "q",
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "segment_offsets",
                         "segment_chunks",
@@ -170,7 +167,6 @@ OPERATOR = Operator(
                         "q",
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "segment_offsets",
                         "segment_chunks",

@@ -79,7 +79,6 @@ OPERATOR = Operator(
                     tensors=(
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "g_cum",
                         "segment_offsets",
@@ -108,7 +107,6 @@ OPERATOR = Operator(
                     tensors=(
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "g_cum",
                         "segment_offsets",
@@ -143,7 +141,6 @@ OPERATOR = Operator(
                         "q",
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "g_cum",
                         "segment_offsets",
@@ -176,7 +173,6 @@ OPERATOR = Operator(
                         "q",
                         "k",
                         "v",
-                        "beta",
                         "a",
                         "g_cum",
                         "segment_offsets",

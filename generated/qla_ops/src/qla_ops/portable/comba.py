@@ -25,8 +25,8 @@ def _prepare(k: Tensor, p: Tensor, g: Tensor, beta: Tensor, *, dtype: torch.dtyp
     g_before_decay = runtime.decay_before(g_before, dtype)  # spec: A
     p_k = p @ k.mT  # spec: A
     A_source = p_k * g_before_decay * beta[..., :, None]  # spec: A
-    A = runtime.inv_unit_lower(A_source)  # spec: A
-    return A, G
+    A_beta = runtime.inv_unit_lower(A_source) * beta[..., None, :]  # spec: A
+    return A_beta, G
 
 
 def _ahead(
@@ -51,7 +51,6 @@ def _step(
     k: Tensor,
     v: Tensor,
     p: Tensor,
-    beta: Tensor,
     a: Tensor,
     g_before_from_start: Tensor,
     g_total: Tensor,
@@ -61,7 +60,7 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     """One chunk of every sequence that has it: S is [sequences, heads, K, V]. Output, next S."""
     p_S = p @ S  # spec: Vn
-    Vn_right = (v - p_S * g_before_from_start[..., :, None]) * beta[..., :, None]  # spec: Vn
+    Vn_right = v - p_S * g_before_from_start[..., :, None]  # spec: Vn
     Vn = a @ Vn_right  # spec: Vn
     q_S = q @ S  # spec: O
     O_base = q_S * O_scale[..., :, None]  # spec: O
@@ -107,6 +106,6 @@ def forward(
     a, g_cum = _prepare(k, p, g, beta, dtype=dtype)
     g_before_from_start, g_total, g_to_end, O_scale, O_left = _ahead(q, k, g_cum, scale=scale, dtype=dtype)
     S = chunks.start(initial_state, (q.shape[-1], v.shape[-1]))
-    values = (q, k, v, p, beta, a, g_before_from_start, g_total, g_to_end, O_scale, O_left)
+    values = (q, k, v, p, a, g_before_from_start, g_total, g_to_end, O_scale, O_left)
     outputs, S = chunks.walk(_step, S, values)
     return chunks.scatter(outputs, v.shape[-1]), chunks.finish(S)

@@ -25,8 +25,8 @@ def _prepare(k: Tensor, beta: Tensor, *, dtype: torch.dtype) -> Tensor:
     strict = runtime.strict(k, dtype)  # spec: A
     k_k = k @ k.mT  # spec: A
     A_source = k_k * strict * beta[..., :, None]  # spec: A
-    A = runtime.inv_unit_lower(A_source)  # spec: A
-    return A
+    A_beta = runtime.inv_unit_lower(A_source) * beta[..., None, :]  # spec: A
+    return A_beta
 
 
 def _ahead(q: Tensor, k: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
@@ -38,11 +38,11 @@ def _ahead(q: Tensor, k: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def _step(
-    S: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, a: Tensor, O_left: Tensor, *, scale: float
+    S: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, O_left: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """One chunk of every sequence that has it: S is [sequences, heads, K, V]. Output, next S."""
     k_S = k @ S  # spec: Vn
-    Vn_right = (v - k_S) * beta[..., :, None]  # spec: Vn
+    Vn_right = v - k_S  # spec: Vn
     Vn = a @ Vn_right  # spec: Vn
     q_S = q @ S  # spec: O
     O_base = q_S * scale  # spec: O
@@ -80,6 +80,6 @@ def forward(
     a = _prepare(k, beta, dtype=dtype)
     O_left = _ahead(q, k, scale=scale, dtype=dtype)
     S = chunks.start(initial_state, (q.shape[-1], v.shape[-1]))
-    values = (q, k, v, beta, a, O_left)
+    values = (q, k, v, a, O_left)
     outputs, S = chunks.walk(partial(_step, scale=scale), S, values)
     return chunks.scatter(outputs, v.shape[-1]), chunks.finish(S)

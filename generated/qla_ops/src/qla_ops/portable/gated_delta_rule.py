@@ -25,8 +25,8 @@ def _prepare(k: Tensor, g: Tensor, beta: Tensor, *, dtype: torch.dtype) -> tuple
     strict = runtime.strict(k, dtype)  # spec: A
     k_k = k @ k.mT  # spec: A
     A_source = k_k * g_decay * strict * beta[..., :, None]  # spec: A
-    A = runtime.inv_unit_lower(A_source)  # spec: A
-    return A, G
+    A_beta = runtime.inv_unit_lower(A_source) * beta[..., None, :]  # spec: A
+    return A_beta, G
 
 
 def _ahead(
@@ -48,7 +48,6 @@ def _step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor,
     a: Tensor,
     g_from_start: Tensor,
     g_total: Tensor,
@@ -58,7 +57,7 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     """One chunk of every sequence that has it: S is [sequences, heads, K, V]. Output, next S."""
     k_S = k @ S  # spec: Vn
-    Vn_right = (v - k_S * g_from_start[..., :, None]) * beta[..., :, None]  # spec: Vn
+    Vn_right = v - k_S * g_from_start[..., :, None]  # spec: Vn
     Vn = a @ Vn_right  # spec: Vn
     q_S = q @ S  # spec: O
     O_base = q_S * O_scale[..., :, None]  # spec: O
@@ -101,6 +100,6 @@ def forward(
     a, g_cum = _prepare(k, g, beta, dtype=dtype)
     g_from_start, g_total, g_to_end, O_scale, O_left = _ahead(q, k, g_cum, scale=scale, dtype=dtype)
     S = chunks.start(initial_state, (q.shape[-1], v.shape[-1]))
-    values = (q, k, v, beta, a, g_from_start, g_total, g_to_end, O_scale, O_left)
+    values = (q, k, v, a, g_from_start, g_total, g_to_end, O_scale, O_left)
     outputs, S = chunks.walk(_step, S, values)
     return chunks.scatter(outputs, v.shape[-1]), chunks.finish(S)

@@ -26,8 +26,8 @@ def _prepare(k: Tensor, g: Tensor, beta: Tensor, *, dtype: torch.dtype) -> tuple
     strict = runtime.strict(k, dtype)  # spec: A
     A_k_k = runtime.gdot(k, k, G)  # spec: A
     A_source = A_k_k * strict * beta[..., :, None]  # spec: A
-    A = runtime.inv_unit_lower(A_source)  # spec: A
-    return A, G
+    A_beta = runtime.inv_unit_lower(A_source) * beta[..., None, :]  # spec: A
+    return A_beta, G
 
 
 def _ahead(
@@ -47,7 +47,6 @@ def _ahead(
 def _step(
     S: Tensor,
     v: Tensor,
-    beta: Tensor,
     a: Tensor,
     g_total: Tensor,
     Vn_left: Tensor,
@@ -59,7 +58,7 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     """One chunk of every sequence that has it: S is [sequences, heads, K, V]. Output, next S."""
     Vn_left_S = Vn_left @ S  # spec: Vn
-    Vn_right = (v - Vn_left_S) * beta[..., :, None]  # spec: Vn
+    Vn_right = v - Vn_left_S  # spec: Vn
     Vn = a @ Vn_right  # spec: Vn
     O_q_k_Vn = O_q_k @ Vn  # spec: O
     O_base = O_q_k_Vn * scale  # spec: O
@@ -101,6 +100,6 @@ def forward(
     a, g_cum = _prepare(k, g, beta, dtype=dtype)
     g_total, Vn_left, O_q_k, O_left, S1_left = _ahead(q, k, g_cum, scale=scale, dtype=dtype)
     S = chunks.start(initial_state, (q.shape[-1], v.shape[-1]))
-    values = (v, beta, a, g_total, Vn_left, O_q_k, O_left, S1_left)
+    values = (v, a, g_total, Vn_left, O_q_k, O_left, S1_left)
     outputs, S = chunks.walk(partial(_step, scale=scale), S, values)
     return chunks.scatter(outputs, v.shape[-1]), chunks.finish(S)
