@@ -12,10 +12,11 @@ Lines = tuple[views.Line, ...]
 
 
 def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
-    """What stands before and after the loop of the role that holds the carried value; nothing in other roles."""
+    """What stands before and after the loop of the role that holds the carried value; in other roles at most what they
+    do for it."""
     carry = context.schedule.program.carry
-    if carry is None or not any(f.carried and f.role == role.name for f in context.schedule.fragments):
-        return (), ()
+    if carry is None or not _holds_state(context, role):
+        return prefetch_lines(context, role), ()
     tile = context.fragment(carry.name)
     if context.values[carry.name].shape[0] != WARP_ROWS * role.warps:
         message = f"role {role.name} holds {carry.name} in more than {WARP_ROWS} rows a warp"
@@ -23,11 +24,26 @@ def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
     rows, columns = context.extents(carry.name)
     operand = context.schedule.carried_operand
     form = None if operand is None else context.fragment(operand)
-    sources = _segment_sources(context, role) if context.segment is not None else _sources(context, role)
+    sources = _sources(context, role)
     condition, out = _target(context, role)
     load = views.LoadState(tile, rows, columns, sources, form, role_warp(role))
     joins = (_join(role),) if context.segment is not None else ()
     return (*joins, load), (views.StoreState(tile, columns, condition, out, role_warp(role)),)
+
+
+def prefetch_lines(context: Context, role: Role) -> Lines:
+    """What a role that is ahead does before an item's loop for the one that holds the carried value: from memory that
+    takes longer than an iteration."""
+    carry = context.schedule.program.carry
+    if carry is None or context.schedule.prefetcher != role.name:
+        return ()
+    holder = next(other for other in context.schedule.roles if _holds_state(context, other))
+    guard = "lane < 1" if role.kind == "mover" else f"tx < {first_thread(role)} + 1"
+    return (views.PrefetchState(guard, *context.extents(carry.name), _sources(context, holder)),)
+
+
+def _holds_state(context: Context, role: Role) -> bool:
+    return any(f.carried and f.role == role.name for f in context.schedule.fragments)
 
 
 def _join(role: Role) -> views.Join:
@@ -38,6 +54,8 @@ def _join(role: Role) -> views.Join:
 
 def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
     """What the segment before left, or the caller's state at a sequence's start."""
+    if context.segment is not None:
+        return _segment_sources(context, role)
     return (
         views.StateSource("follows != 0", _reached(context, role, "segment - 1 - sequence")),
         views.StateSource("opens * has_initial_state != 0", _callers(context, role, "initial_state")),

@@ -237,3 +237,5 @@ class Schedule:
     """The candidates, best first; the first one was taken."""
     implied: tuple[str, ...] = ()
     """Waits and releases that were left out because the others imply them, for people."""
+    prefetcher: str | None = None
+    """The role that asks for what an item's carried value starts from, before the role that holds it is there."""
