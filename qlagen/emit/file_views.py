@@ -33,6 +33,8 @@ class RoleView:
     before: tuple[Line, ...]
     loops: tuple[LoopView, ...]
     after: tuple[Line, ...]
+    last: tuple[Line, ...]
+    """What comes after all items."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
     mover_registers = movers[0].registers if movers else None
     compute_views = tuple(_compute_role(context, role) for role in compute)
     mover_views = tuple(_mover_role(context, role) for role in movers)
-    lines = [line for role in (*compute_views, *mover_views) for loop in role.loops for line in loop.lines]
+    lines = [line for role in (*compute_views, *mover_views) for line in _lines(role)]
     entries = prologue(context)
     return file_views.KernelView(
         name=kernel_name(schedule),
@@ -111,19 +111,25 @@ def _increases(schedule: Schedule, registers: int | None) -> bool:
 
 def _compute_role(context: Context, role: Role) -> file_views.RoleView:
     first, last = loop_bounds(context)
-    before, after = state_lines(context, role)
+    state = state_lines(context, role)
     return file_views.RoleView(
         name=role.name,
         end=end_thread(role),
         registers=None if role.registers is None else f"{role.name.upper()}_REGISTERS",
         increase=_increases(context.schedule, role.registers),
-        once=clear_lines(context, role),
+        once=(*clear_lines(context, role), *state.once),
         items=item_count(context) if context.persistent else None,
         item=item_prologue(context),
-        before=before,
+        before=state.before,
         loops=(file_views.LoopView(first, last, role_lines(context, role)),),
-        after=(*after, *_item_end(context)),
+        after=(*state.after, *_item_end(context)),
+        last=state.last,
     )
+
+
+def _lines(role: file_views.RoleView) -> tuple[views.Line, ...]:
+    looped = tuple(line for loop in role.loops for line in loop.lines)
+    return (*role.once, *role.before, *looped, *role.after, *role.last)
 
 
 def _item_end(context: Context) -> tuple[views.Line, ...]:
@@ -142,6 +148,7 @@ def _mover_role(context: Context, role: Role) -> file_views.RoleView:
         before=prefetch_lines(context, role),
         loops=mover_loops(context, role),
         after=_item_end(context),
+        last=(),
     )
 
 

@@ -75,7 +75,11 @@ def register_views(context: Context, lines: Sequence[views.Line]) -> tuple[file_
         )
         for fragment in context.schedule.fragments
     ]
+    known = {view.name for view in found}
     for line in lines:
+        if isinstance(line, views.LoadState) and line.out not in known:
+            shape = f"({line.rows}, {line.columns})"
+            found.append(file_views.RegisterView(line.out, "alloc_fragment", shape, dtype_text("float32"), "to come"))
         if isinstance(line, views.Map):
             found += [_fp32(gate.name, "alloc_fragment", gate.extent) for gate in line.gates]
         if isinstance(line, views.Map | views.Vector):

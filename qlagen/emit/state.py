@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 from qlagen.emit import views
 from qlagen.emit.context import Context, first_thread, role_warp
 from qlagen.emit.matrices import WARP_ROWS
@@ -9,14 +12,29 @@ from qlagen.errors import QlagenError
 from qlagen.schedule.model import Role
 
 Lines = tuple[views.Line, ...]
+LEFT = "left_"
+"""Begins the names of integers of the item before, whose value is still to be stored."""
+_PLACE = ("segment", "sequence", "value_head", "value_column")
 
 
-def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
-    """What stands before and after the loop of the role that holds the carried value; in other roles at most what they
-    do for it."""
+@dataclass(frozen=True)
+class StateLines:
+    """What a role does with the carried value outside its iterations."""
+
+    once: Lines = ()
+    """Before the first item."""
+    before: Lines = ()
+    """Before an item's iterations."""
+    after: Lines = ()
+    last: Lines = ()
+    """After the last item."""
+
+
+def state_lines(context: Context, role: Role) -> StateLines:
+    """Of the role that holds the carried value; of others at most what they do for it."""
     carry = context.schedule.program.carry
     if carry is None or not _holds_state(context, role):
-        return prefetch_lines(context, role), ()
+        return StateLines(before=prefetch_lines(context, role))
     tile = context.fragment(carry.name)
     if context.values[carry.name].shape[0] != WARP_ROWS * role.warps:
         message = f"role {role.name} holds {carry.name} in more than {WARP_ROWS} rows a warp"
@@ -25,10 +43,36 @@ def state_lines(context: Context, role: Role) -> tuple[Lines, Lines]:
     operand = context.schedule.carried_operand
     form = None if operand is None else context.fragment(operand)
     sources = _sources(context, role)
-    condition, out = _target(context, role)
-    load = views.LoadState(tile, rows, columns, sources, form, role_warp(role))
     joins = (_join(role),) if context.segment is not None else ()
-    return (*joins, load), (views.StoreState(tile, columns, condition, out, role_warp(role)),)
+    condition, out = _target(context, role)
+    if context.schedule.overlapped:
+        return _overlapped(context, role, carry.name, form, joins)
+    load = views.LoadState(tile, rows, columns, sources, form, role_warp(role))
+    return StateLines(before=(*joins, load), after=(views.StoreState(tile, columns, condition, out, role_warp(role)),))
+
+
+def _overlapped(context: Context, role: Role, carried: str, form: str | None, joins: Lines) -> StateLines:
+    """An item's value comes in while the one that the item before left goes out: loads first, stores behind them."""
+    tile, (rows, columns) = context.fragment(carried), context.extents(carried)
+    coming = f"{tile}_next"
+    load = views.LoadState(coming, rows, columns, _sources(context, role), None, role_warp(role))
+    _, out = _target(context, role, LEFT)
+    store = views.StoreState(tile, columns, f"{LEFT}due != 0", out, role_warp(role))
+    take = views.Copy(coming, tile, views.Comment("", "the item's value takes the place of what the last one left"))
+    operand = () if form is None else (views.Copy(tile, form, views.Comment("", "as a left operand")),)
+    return StateLines(
+        once=(views.Assign(((f"{LEFT}due", "0"),)),),
+        before=(*joins, load, store, take, *operand),
+        after=(views.Assign(_left_behind(context, role)),),
+        last=(store,),
+    )
+
+
+def _left_behind(context: Context, role: Role) -> tuple[tuple[str, str], ...]:
+    """What must be known of an item when its value is stored after the next one's is loaded."""
+    condition, out = _target(context, role)
+    names = [name for name in re.findall(r"\w+", out.first) if name in _PLACE]
+    return ((f"{LEFT}due", f"T.if_then_else({condition}, 1, 0)"), *((f"{LEFT}{name}", name) for name in names))
 
 
 def prefetch_lines(context: Context, role: Role) -> Lines:
@@ -74,22 +118,22 @@ def _segment_sources(context: Context, role: Role) -> tuple[views.StateSource, .
     )
 
 
-def _target(context: Context, role: Role) -> tuple[str, views.StateTile]:
-    """When the carried value is stored, and where to."""
+def _target(context: Context, role: Role, of: str = "") -> tuple[str, views.StateTile]:
+    """When the carried value is stored, and where to; `of` begins the names of the item's integers."""
     if context.segment is not None:
-        return "active != 0", _reached(context, role, "segment - sequence")
-    return "closes * has_final_state != 0", _callers(context, role, "final_state")
+        return "active != 0", _reached(context, role, f"{of}segment - {of}sequence", of)
+    return "closes * has_final_state != 0", _callers(context, role, "final_state", of)
 
 
-def _callers(context: Context, role: Role, tensor: str) -> views.StateTile:
+def _callers(context: Context, role: Role, tensor: str, of: str = "") -> views.StateTile:
     """The caller's state of a sequence, in either layout."""
-    first = f"{tensor}[sequence, value_head, value_column * state_value_stride]"
+    first = f"{tensor}[{of}sequence, {of}value_head, {of}value_column * state_value_stride]"
     return _tile(context, role, first, "state_value_stride", "state_key_stride")
 
 
-def _reached(context: Context, role: Role, joint: str) -> views.StateTile:
+def _reached(context: Context, role: Role, joint: str, of: str = "") -> views.StateTile:
     """The state that a segment ended with; the segments before it but one of each sequence have a row."""
-    first = f"segment_state[{joint}, value_head, value_column * KEY_DIM]"
+    first = f"segment_state[{joint}, {of}value_head, {of}value_column * KEY_DIM]"
     return _tile(context, role, first, "KEY_DIM", "1")
 
 

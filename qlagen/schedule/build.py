@@ -77,6 +77,7 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
         candidates=len(ranked),
         ranked=tuple(replace(order.ranked, registers=order.allocation.peak + overhead) for order in ranked),
         implied=synchronised.implied,
+        overlapped=_overlapped(lowered, options, target),
         prefetcher=_prefetcher(lowered, movers, rings, options),
     )
     check_schedule(schedule, target)
@@ -170,6 +171,17 @@ def _threads(roles: Sequence[RoleSteps], movers: Sequence[MoverWarp], options: O
     """setmaxnreg works on whole warpgroups: then the movers' is filled up."""
     warps = -(-len(movers) // 4) * 4 if options.registers else len(movers)
     return sum(role.threads for role in roles) + 32 * warps
+
+
+def _overlapped(lowered: Lowered, options: Options, target: Target) -> bool:
+    """Between two items the role that holds the carried value has registers for it twice, for nothing else lives then:
+    the next item's comes in while the last one's goes out. Only on a persistent grid do items follow one another."""
+    if not options.persistent or lowered.analysis.program.carry is None:
+        return False
+    role = lowered.roles[0]
+    held = sum(value.registers for value in role.values if value.carried and value.dtype == "float32")
+    budget = _budget(lowered.roles, role.name, options, target)
+    return 2 * held + _overhead(role.name, target) <= budget
 
 
 def _prefetcher(lowered: Lowered, movers: Sequence[MoverWarp], rings: Sequence[Ring], options: Options) -> str | None:
