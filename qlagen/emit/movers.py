@@ -68,6 +68,8 @@ def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
         if tiles:
             lines.append(_load_tiles(context, role, tiles))
             tiles = []
+        if instruction.kind == "fence" and tail:  # rows are stored by ordinary code
+            continue
         # The cut chunk is the last of its sequence: only a CTA that walks several waits for its release.
         if instruction.kind != "arrive" or not tail or context.persistent:
             lines.append(_line(context, role, instruction, tail))
@@ -120,6 +122,8 @@ def _head_coordinates(context: Context, key_head: bool) -> list[tuple[str, str]]
 def _line(context: Context, role: Role, instruction: Instruction, tail: bool) -> views.Line:
     if instruction.kind in ("wait", "arrive"):
         return barrier_line(context, instruction)
+    if instruction.kind == "fence":
+        return views.Fence()
     if instruction.kind not in ("load", "store") or instruction.ring is None:
         raise QlagenError("E-EMIT", f"mover {role.name} cannot do {instruction.kind!r}")
     ring = context.rings[instruction.ring]

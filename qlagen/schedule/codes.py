@@ -19,7 +19,7 @@ CODES: dict[str, str] = {
     "E-ARRIVALS": "A barrier whose count is not the number of arrivals, or whose bytes are not those of its loads.",
     "E-FLIGHT": "Registers or slots used while a wgmma group still reads or writes them.",
     "E-GROUPS": "A wgmma group left in flight over the loop's edge.",
-    "E-FENCE": "A generic write announced to the async proxy without a fence.",
+    "E-FENCE": "A generic write announced to wgmma, or stored by TMA, without a fence.",
     "E-SYNC": "Shared memory handed between threads of one role without a named barrier.",
     "E-RACE": "A slot read before it is filled or overwritten before it is released.",
     "E-PHASE": "A wait that may see another phase's parity.",

@@ -65,7 +65,9 @@ class Ring:
     load: Load | None = None
     store: Store | None = None
     async_read: bool = False
-    """Read by wgmma or TMA: a generic write needs a proxy fence before it is announced."""
+    """Read by wgmma or TMA: a proxy fence must stand between a generic write and that read."""
+    fenced_by_reader: bool = False
+    """Of the async proxy only TMA reads it: the one warp that stores it fences, instead of all threads that write."""
     swizzle_annotated: bool = False
     """No GEMM touches it, so its bank swizzle must be annotated."""
     bytes: int = 0

@@ -142,14 +142,14 @@ def _spell(skeleton: Skeleton, assignment: Assignment) -> Synchronised:
     roles = []
     for role in skeleton.roles:
         if role.name in skeleton.movers:
-            body = _mover_body(skeleton.movers[role.name], assignment)
+            body = _mover_body(skeleton, skeleton.movers[role.name], assignment)
         else:
             body = _ComputeBody(skeleton, assignment, role.name).build()
         roles.append(replace(role, body=body))
     return Synchronised(tuple(roles), _barriers(roles, skeleton.rings, assignment))
 
 
-def _mover_body(warp: MoverWarp, assignment: Assignment) -> tuple[Instruction, ...]:
+def _mover_body(skeleton: Skeleton, warp: MoverWarp, assignment: Assignment) -> tuple[Instruction, ...]:
     body: list[Instruction] = []
     for group in warp.groups:
         loading = group.direction == "load"
@@ -159,6 +159,8 @@ def _mover_body(warp: MoverWarp, assignment: Assignment) -> tuple[Instruction, .
             wait = Instruction("wait", barrier=name, side="producer" if loading else "consumer")
             if wait not in body:
                 body.append(wait)
+        if any(skeleton.ring(ring).fenced_by_reader for ring in group.rings):
+            body.append(Instruction("fence"))
         body += [Instruction("load" if loading else "store", ring=ring) for ring in group.rings]
         body += [Instruction("arrive", barrier=name) for name in dict.fromkeys(after)]
     return tuple(body)
@@ -225,7 +227,8 @@ class _ComputeBody:
         if step.ring_out is None or step.ring_out not in self.assignment.ready:
             return []
         name = self.assignment.ready[step.ring_out]
-        if self.skeleton.ring(step.ring_out).async_read:
+        ring = self.skeleton.ring(step.ring_out)
+        if ring.async_read and not ring.fenced_by_reader:
             self.unfenced.add(name)
         if self.announced[name] != position:
             return []

@@ -261,7 +261,7 @@ def test_what_an_item_starts_from_is_asked_for_ahead(kernel: tuple[str, str, str
     assert loaded
     assert asked == loaded
     assert schedule.prefetcher in {role.name for role in schedule.roles if role.name != "state"}
-    assert f"elif tx < {schedule.prefetcher.upper()}_END:" in text[: text.index('"state::prefetch"')]
+    assert f"if tx < {schedule.prefetcher.upper()}_END:" in text[: text.index('"state::prefetch"')]
     assert bool(state_moves(emitted(*kernel), "prefetch")) == schedule_of(kernel).options.persistent
 
 

@@ -36,8 +36,8 @@ class Mode:
         no warp can run, or, with a seed, at a random moment.
     seed: warps run by random priorities, with preemption at every synchronisation; None runs warps in turn.
     fences: which proxy fence wgmma and TMA want between an ordinary write to shared memory and their read: one by the
-        writing thread ("writer"), one by the writing or the reading thread ("path", the rule of the PTX memory model),
-        or none ("off").
+        writing thread, or for a store by the thread that issues it ("writer"); one by the writing or the reading thread
+        ("path", the rule of the PTX memory model); or none ("off").
     """
 
     lazy: bool = False

@@ -1,7 +1,7 @@
 // The proxy fence rule: a write to shared memory by ordinary code (generic proxy) becomes visible to wgmma and TMA
-// (async proxy) only through fence.proxy.async between the write and the read. The rule of practice wants it from the
-// writer, before it signals the reader; the PTX memory model is content with a fence anywhere on the causality path,
-// so also in the reader (FenceRule::kPath).
+// (async proxy) only through fence.proxy.async between the write and the read. The PTX memory model is content with a
+// fence anywhere on the causality path, so also in the reader (FenceRule::kPath). The rule of practice wants it from the
+// writer, before it signals the reader; but a store by TMA has one reading thread, which may fence for all writers.
 //
 // The kernel is compiled with -fsanitize=kernel-address, all its checks switched off except a call before each store.
 // These hooks note who wrote every word of shared memory, and when, on a clock that ticks at every fence.
@@ -38,12 +38,13 @@ void note_async_write(uint32_t offset, uint32_t bytes) {
 
 void note_proxy_fence() { last_fence[current_thread] = ++fence_clock; }
 
-void check_async_read(uint32_t offset, uint32_t bytes, int reader, const char* what) {
+void check_async_read(uint32_t offset, uint32_t bytes, int reader, bool store, const char* what) {
   if (mode.fences == FenceRule::kNone) return;
+  const bool by_reader = store || mode.fences == FenceRule::kPath;
   for (uint32_t word = offset / 4; word < (offset + bytes) / 4; ++word) {
     const Write& write = writes[word];
     if (write.when == 0 || last_fence[write.thread] > write.when) continue;
-    if (mode.fences == FenceRule::kPath && last_fence[reader] > write.when) continue;
+    if (by_reader && last_fence[reader] > write.when) continue;
     fail("PROXY-FENCE",
          "%s by thread %d reads shared byte %u, which thread %u wrote without fence.proxy.async after it", what, reader,
          4 * word, write.thread);

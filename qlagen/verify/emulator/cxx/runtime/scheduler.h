@@ -63,7 +63,7 @@ inline void check_shared(uint32_t offset, uint32_t bytes, const char* what) {
 void note_generic_write(const void* address, size_t bytes);
 void note_async_write(uint32_t offset, uint32_t bytes);
 void note_proxy_fence();
-void check_async_read(uint32_t offset, uint32_t bytes, int reader, const char* what);
+void check_async_read(uint32_t offset, uint32_t bytes, int reader, bool store, const char* what);
 
 // Name and index of the `__shared__` variable at an address, or its offset in shared memory.
 std::string shared_name(const void* address, uint32_t element_bytes);

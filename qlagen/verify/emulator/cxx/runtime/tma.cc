@@ -128,7 +128,7 @@ void load_box(const Box& box) {
 void store_box(const Box& box, bool add) {
   box.for_each_chunk([&](unsigned char* chunk, char* to, int64_t first, int64_t end) {
     const int64_t skip = first < 0 ? -first : 0, stop = end - first < kChunkBytes ? end - first : kChunkBytes;
-    if (stop > skip) check_async_read(shared_offset(chunk), kChunkBytes, box.thread, "TMA store");
+    if (stop > skip) check_async_read(shared_offset(chunk), kChunkBytes, box.thread, true, "TMA store");
     if (stop > skip)
       write_global(to + skip, chunk + skip, uint32_t(stop - skip), add, kElementTypes[box.map.type].kind);
   });
@@ -224,7 +224,7 @@ void bulk_store(void* global, const void* shared, uint32_t bytes, bool add_float
   preemption_point();
   check_bulk(shared_offset(shared), global, bytes, "bulk store");
   open_stores[current_thread].push_back([=, thread = current_thread] {
-    check_async_read(shared_offset(shared), bytes, thread, "bulk store");
+    check_async_read(shared_offset(shared), bytes, thread, true, "bulk store");
     write_global(static_cast<char*>(global), static_cast<const unsigned char*>(shared), bytes, add_float, kFloat);
   });
 }

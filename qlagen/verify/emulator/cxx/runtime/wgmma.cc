@@ -59,7 +59,7 @@ struct Operand {
       offset += mn_bytes / 16 * stride + k / 8 * leading + k % 8 * 16;
     offset ^= (offset >> 7 & swizzle) << 4;
     check_shared(offset, 16, "wgmma operand");
-    check_async_read(offset, 16, reader, "wgmma");
+    check_async_read(offset, 16, reader, false, "wgmma");
     return shared_memory + offset;
   }
 };

@@ -502,7 +502,6 @@ def build(data_type):
                         CHUNK,
                         warp,
                     )
-                    T.fence_proxy_async()
                     T.sync_warp()
                     if T.shuffle_elect(WARP):
                         T.barrier_arrive(o_ready[step % OUTPUT_STAGES])
@@ -700,6 +699,7 @@ def build(data_type):
                         start = first + step * CHUNK
                         rows = end - start
                         T.barrier_wait(o_ready[step % OUTPUT_STAGES], (step // OUTPUT_STAGES) % 2)
+                        T.fence_proxy_async()
                         # store o
                         T.copy(
                             o_ring[step % OUTPUT_STAGES, :, :],

@@ -681,7 +681,6 @@ def build(data_type):
                             T.access_ptr(beta_ring[step % LOAD_STAGES, warp, 0], "r", extent=CHUNK),
                             T.access_ptr(a_ring[step % OUTPUT_STAGES, warp, 0, 0], "w", extent=CHUNK * CHUNK),
                         )
-                    T.fence_proxy_async()
                     T.sync_warp()
                     if T.shuffle_elect(WARP):
                         T.barrier_arrive(a_ready[step % OUTPUT_STAGES])
@@ -791,6 +790,7 @@ def build(data_type):
                         if T.shuffle_elect(WARP):
                             T.barrier_arrive(G_free[step % OUTPUT_STAGES])
                         T.barrier_wait(a_ready[step % OUTPUT_STAGES], (step // OUTPUT_STAGES) % 2)
+                        T.fence_proxy_async()
                         for head in T.unroll(0, HEADS, unroll_factor=1):
                             if head < heads:
                                 # store a, rows 0:32, with 32 columns
