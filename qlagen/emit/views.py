@@ -220,8 +220,8 @@ class Share(Line):
 @dataclass(frozen=True)
 class InverseHeads(Line):
     """(I + D L o G)^-1 of each value head by a warp of its own, into the head's output slot. D: `factors`, G: the decay
-    of the cumulative log gate `gates`, `scales` of the result's columns, each a vector in shared memory or None. `whole`:
-    the upper right quarter of the slot goes to global memory too."""
+    of the cumulative log gate `gates`, `scales` of the result's columns, each a vector in shared memory or None.
+    `whole`: the upper right quarter of the slot goes to global memory too."""
 
     macro = "inverse_heads"
     guard: str

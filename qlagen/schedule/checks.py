@@ -187,7 +187,7 @@ def _check_stores(schedule: Schedule, role: Role) -> None:
     ready = {ring: barrier.name for barrier in schedule.barriers if not barrier.releases for ring in barrier.rings}
     readers = {ring.name for ring in schedule.rings if ring.fenced_by_reader}
     fenced = False
-    for position, instruction in enumerate(role.body):
+    for instruction in role.body:
         if instruction.kind == "fence":
             fenced = True
         elif instruction.kind == "wait" and instruction.barrier in {ready.get(ring) for ring in readers}:
