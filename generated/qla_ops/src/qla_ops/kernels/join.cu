@@ -4,14 +4,16 @@
 // when it starts from zero, V x K, and its map M, K x K, both transposed: N[v][k] and M[j][k] with k contiguous; so
 // N_new[v][k] = sum over j of N_old[v][j] M[j][k] + N[v][k]. A row that is not joined holds its exact state already.
 //
-// A CTA has 8 value columns of one (sequence, head): they pass through the maps without meeting other columns, and few
-// of them give a row little work and many SMs some. A warp has 32 columns k and half the rows j of a map. Nobody else
-// in the CTA needs these: they go from memory, a line of it for eight lanes, straight into registers, two rows ahead;
-// so does what a row adds, into shared memory. No way from memory is on the chain from row to row. Products run on
-// tensor cores, the map first, with each fp32 factor as the sum of two bf16 numbers, high and low; the three products
-// that matter are added in fp32, which leaves a relative error of about 2^-16 in a product. A map is split step by
-// step, beside the products of the step before. Two warps then add their halves through shared memory, and so does the
-// state pass between warps.
+// A cluster of two CTAs has 16 value columns of one (sequence, head): they pass through the maps without meeting other
+// columns. What bounds a row is the way of its map to an SM, so each CTA takes half of it: of four neighbours among the
+// summands j one CTA has the first two and the other the last two, and of the columns k of a result it keeps the same.
+// A warp has 32 columns k: what its CTA sums up for the other one it computes first and sends there, into the other's
+// shared memory, and while that is on its way it computes what its CTA keeps.
+//
+// Products run on tensor cores, the map first, with each fp32 factor as the sum of two bf16 numbers, high and low; the
+// three products that matter are added in fp32, which leaves a relative error of about 2^-16 in a product. Maps come
+// by copies into shared memory that each lane starts and reads itself, and are split beside the products: one half of a
+// warp's columns while the other half is multiplied. The state passes between warps through shared memory.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -19,13 +21,133 @@
 
 #define TL_EXPORT
 
-constexpr int kColumns = 8;  // value columns of a CTA: the columns of an m16n8k16 product
-constexpr int kTiles = 2;    // m16 tiles of a warp
+constexpr int kCtas = 2;      // of a cluster
+constexpr int kColumns = 16;  // value columns of a cluster
+constexpr int kTiles = 2;     // n8 tiles of them
 constexpr int kStep = 16;     // summands of a product
-constexpr int kAhead = 2;     // rows that are on their way while one is joined
+constexpr int kStages = 2;    // maps that are on their way or not yet split
 constexpr unsigned kAll = 0xffffffffu;
 
 static char error_buf[256];
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+#ifdef __CUDACC__
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+#else
+  return 0;
+#endif
+}
+
+// The emulator knows no clusters: there one block has the threads and the shared memory of all CTAs of a cluster.
+#ifdef __CUDACC__
+#define CLUSTER __cluster_dims__(kCtas, 1, 1)
+constexpr int kBlocks = kCtas;  // blocks of a cluster
+#else
+#define CLUSTER
+constexpr int kBlocks = 1;
+#endif
+
+// The CTA's number in its cluster.
+template <int threads>
+__device__ __forceinline__ int cluster_rank() {
+#ifdef __CUDACC__
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+#else
+  return static_cast<int>(threadIdx.x) / threads;
+#endif
+}
+
+// Waits for all threads of the cluster.
+__device__ __forceinline__ void sync_cluster() {
+#ifdef __CUDACC__
+  asm volatile(
+      "barrier.cluster.arrive.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Waits for all threads of the CTA.
+template <int threads>
+__device__ __forceinline__ void sync_cta() {
+#ifdef __CUDACC__
+  __syncthreads();
+#else
+  tl::__sync_thread_partial(1 + cluster_rank<threads>(), threads);
+#endif
+}
+
+// What to add to an address in the CTA's shared memory for the same place in the other CTA's.
+template <class T>
+__device__ __forceinline__ int way_to_peer(const T& shared, int rank) {
+#ifdef __CUDACC__
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(&shared)), "r"(1 - rank));
+  return static_cast<int>(there - shared_address(&shared));
+#else
+  return (1 - 2 * rank) * static_cast<int>(sizeof(T));
+#endif
+}
+
+// An mbarrier for one arrival in each phase.
+__device__ __forceinline__ void init_barrier(uint64_t& barrier) {
+#ifdef __CUDACC__
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
+#else
+  tl::mbarrier_init(barrier, 1);
+#endif
+}
+
+// Makes the barriers' first values visible to the cluster.
+__device__ __forceinline__ void fence_barriers() {
+#ifdef __CUDACC__
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Arrives, and lets the phase wait for `bytes` besides.
+__device__ __forceinline__ void expect_bytes(uint64_t& barrier, unsigned bytes) {
+#ifdef __CUDACC__
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+               : "memory");
+#else
+  tl::mbarrier_arrive_expect_tx(barrier, bytes);
+#endif
+}
+
+// Waits until the phase of this parity is over.
+__device__ __forceinline__ void wait_for(uint64_t& barrier, unsigned parity) {
+#ifdef __CUDACC__
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+#else
+  tl::mbarrier_wait(barrier, static_cast<int>(parity));
+#endif
+}
+
+// Stores into the other CTA's shared memory; it counts for the phase of its barrier.
+__device__ __forceinline__ void send(float4& to, uint64_t& barrier, int way, const float4& value) {
+#ifdef __CUDACC__
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   shared_address(&to) + way),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(shared_address(&barrier) + way)
+               : "memory");
+#else
+  *reinterpret_cast<float4*>(reinterpret_cast<char*>(&to) + way) = value;
+  reinterpret_cast<Barrier*>(reinterpret_cast<char*>(&barrier) + way)->complete_transaction(sizeof(value));
+#endif
+}
 
 // c += a b for a 16 x 16 (row-major), b 16 x 8 (column-major), bf16 in fp32.
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -41,14 +163,17 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
 #endif
 }
 
-// Starts a copy of 16 bytes into shared memory, for the lane itself.
-__device__ __forceinline__ void start_copy(float4* to, const float* from) {
+// Starts a copy into shared memory, for the lane itself.
+template <class T>
+__device__ __forceinline__ void start_copy(T& to, const float* from) {
 #ifdef __CUDACC__
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
+  if constexpr (sizeof(T) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&to)), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to)), "l"(from) : "memory");
+  }
 #else
-  tl::cp_async_gs<16>(to, from);
+  tl::cp_async_gs<sizeof(T)>(&to, from);
 #endif
 }
 
@@ -68,19 +193,6 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 #else
   tl::cp_async_wait<groups>();
-#endif
-}
-
-// Four numbers of a map, which nobody writes while this kernel runs.
-__device__ __forceinline__ float4 load(const float* from) {
-#ifdef __CUDACC__
-  float4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "l"(from));
-  return value;
-#else
-  return *reinterpret_cast<const float4*>(from);
 #endif
 }
 
@@ -118,175 +230,274 @@ struct JoinedRows {
   }
 };
 
-// 32 columns k of half a map, for a warp, as they were read.
-//
-// As rows of the products' first factor lane (group, quad) has k = key + 0..3, two in each tile; of the summands of a
-// step it has j = 4 quad + 0..3.
+// What a CTA shares, and what it keeps for each lane. A CTA has K / 32 warps.
 template <int K>
-struct Map {
-  static constexpr int kSteps = K / kStep / 2;
-  float4 read[kSteps][4];
+struct Shared {
+  static constexpr int kSteps = K / kCtas / kStep;
+  // Maps: for every step the four rows j of a lane, four columns k each.
+  float4 maps[kStages][kSteps][4][K];
+  // What the other CTA has summed up for this one, by turns.
+  float4 partials[2][kTiles][K];
+  // The CTA's rows j of the state, by turns: for each pair of neighbours a word of high and one of low parts.
+  uint2 state[2][kColumns][K / 4];
+  // What rows add to the products: pairs of neighbours k.
+  float2 sums[kStages + 1][2 * kTiles][K];
+  uint64_t full[2][K / 32];
+};
 
-  __device__ __forceinline__ void load(const float* from, int step) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) read[step][j] = ::load(from + (kStep * step + j) * K);
-  }
+// Half of a tile's map: columns `one` and `two` of the four that a lane has in each row j.
+template <int K>
+struct Fragments {
+  unsigned high[Shared<K>::kSteps][4];
+  unsigned low[Shared<K>::kSteps][4];
 
-  // Fragments of two tiles; rows `group` and `group` + 8 of a tile are neighbours k.
-  __device__ __forceinline__ void split(int step, unsigned (&high)[kTiles][4], unsigned (&low)[kTiles][4]) const {
+  __device__ __forceinline__ void split(int step, const float (&rows)[4][2]) {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const float4 one = read[step][2 * pair];
-      const float4 two = read[step][2 * pair + 1];
-      ::split(one.x, two.x, high[0][2 * pair], low[0][2 * pair]);
-      ::split(one.y, two.y, high[0][2 * pair + 1], low[0][2 * pair + 1]);
-      ::split(one.z, two.z, high[1][2 * pair], low[1][2 * pair]);
-      ::split(one.w, two.w, high[1][2 * pair + 1], low[1][2 * pair + 1]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        ::split(rows[2 * pair][k], rows[2 * pair + 1][k], high[step][2 * pair + k], low[step][2 * pair + k]);
+      }
     }
   }
 };
 
-// What a CTA shares, and what it keeps for each lane.
-template <int K>
-struct Shared {
-  // The state as the products' second factor: for four k of a column two words, high, and two, low. Between its reads
-  // and its writes all warps wait for one another's halves.
-  uint4 state[kColumns][K / 4 + 4];
-  // Products over half the summands, for the warp that has the other half.
-  float4 products[K / kStep][32];
-  // What rows add to the products, on the way or there; each lane its own.
-  float4 sums[kAhead + 1][2 * K];
+// Sums of one m16 tile: of products high by high, high by low, low by high, which need not wait for one another.
+struct Products {
+  float sums[kTiles][3][4];
+
+  __device__ __forceinline__ Products() {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int kind = 0; kind < 3; ++kind) {
+#pragma unroll
+        for (int place = 0; place < 4; ++place) sums[tile][kind][place] = 0.f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add(const unsigned (&high)[4], const unsigned (&low)[4],
+                                      const uint4 (&state)[kTiles]) {
+    // In this order: neighbours in it are never of one sum.
+#pragma unroll
+    for (int kind = 0; kind < 3; ++kind) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const unsigned state_high[2] = {state[tile].x, state[tile].z};
+        const unsigned state_low[2] = {state[tile].y, state[tile].w};
+        multiply(sums[tile][kind], kind == 2 ? low : high, kind == 1 ? state_low : state_high);
+      }
+    }
+  }
+
+  // In the columns 8 tile + 2 quad and + 1 of rows `group` and `group` + 8.
+  __device__ __forceinline__ float4 get(int tile) const {
+    const auto sum = [&](int place) {
+      return sums[tile][0][place] + (sums[tile][1][place] + sums[tile][2][place]);
+    };
+    return make_float4(sum(0), sum(1), sum(2), sum(3));
+  }
 };
 
-// Carries the states of one chain's rows.
-template <int K>
+// Carries the states of one chain's rows. `turn` counts the rows that the cluster has joined.
+template <int K, int rank>
 __device__ __forceinline__ void join_columns(float* state, const int* joined, int first, int rows, int heads,
-                                             int64_t row_stride, int map_offset, Shared<K>& shared) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
+                                             int64_t row_stride, int map_offset, Shared<K>& shared, int way,
+                                             unsigned& turn) {
+  constexpr int kSteps = Shared<K>::kSteps;
+  const int thread = static_cast<int>(threadIdx.x) % K;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
   const int group = lane / 4;
   const int quad = lane % 4;
-  // Which columns k a warp has, and which half of the summands; of the results it keeps that half of the value columns.
-  constexpr int kPairs = K / (2 * kStep);
-  constexpr int kSteps = Map<K>::kSteps;
-  const int block = warp % kPairs;
-  const int part = warp / kPairs;
-  const int key = 2 * kStep * block + 4 * group;
-  const int mine = 2 * quad + part;  // the value column in which the lane keeps k = key + 0..3
-  const float* const map = state + map_offset + (part * (K / 2) + 4 * quad) * K + key;
-  float* const values = state + mine * K + key;
   JoinedRows list = {joined, heads, first + rows, first - 31, 0u};
   int row = list.find(first + 1);
   if (row >= list.end) return;
-  int slot = 0;  // of what the row adds
+  const int key = 32 * warp + 4 * group;
+  const float* const map = state + map_offset + (8 * quad + 2 * rank) * K + key;
+  float* const values = state + 2 * quad * K + key + 2 * rank;
+  const auto column = [&](int part) { return (8 * (part / 2) + part % 2) * K; };
   const auto copy_sums = [&](int of, int to) {
-    if (of < list.end) start_copy(&shared.sums[to][threadIdx.x], values + of * row_stride);
-    commit_copies();
+#pragma unroll
+    for (int part = 0; part < 2 * kTiles; ++part) {
+      start_copy(shared.sums[to][part][thread], values + of * row_stride + column(part));
+    }
   };
-  const auto put_state = [&](const float4& sums) {
-    uint4 words;
-    split(sums.x, sums.y, words.x, words.z);
-    split(sums.z, sums.w, words.y, words.w);
-    shared.state[mine][key / 4] = words;
+  const auto copy_map = [&](int of, int to, int step) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      start_copy(shared.maps[to][step][j][thread], map + of * row_stride + (32 * step + 4 * (j / 2) + j % 2) * K);
+    }
+  };
+  // Pairs change places within a column, so that neither writes nor reads meet a conflict.
+  const auto place = [](int column, int pair) { return pair ^ (column / 2 % 4 * 4) ^ (column % 2 * 8); };
+  const auto put_state = [&](unsigned to, const float2 (&sums)[2 * kTiles]) {
+#pragma unroll
+    for (int part = 0; part < 2 * kTiles; ++part) {
+      const int column = 8 * (part / 2) + 2 * quad + part % 2;
+      uint2 words;
+      split(sums[part].x, sums[part].y, words.x, words.y);
+      shared.state[to][column][place(column, 8 * warp + group)] = words;
+    }
   };
   int next = list.find(row + 1);
-  int coming = list.find(next + 1);  // the one after the next
+  int coming = list.find(next + 1);
   int held = -1;  // the row whose state shared memory holds
-  copy_sums(row, 0);
-  copy_sums(next, 1);
-  // Joins one row; its registers take the map of the row after the next one.
-  const auto join_row = [&](Map<K>& now) {
-    float4 sums;
-    if (held != row - 1) {
-      put_state(*reinterpret_cast<const float4*>(values + (row - 1) * row_stride));
-      __syncthreads();
+  int stage = 0;  // of the row's map
+  int slot = 0;   // of what it adds
+#pragma unroll
+  for (int ahead = 0; ahead < kStages; ++ahead) {
+    const int of = ahead == 0 ? row : next;
+    if (of < list.end) {
+      copy_sums(of, ahead);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) copy_map(of, ahead, step);
     }
-    int after = row;
-    // For want of such a row a map is read again that nobody needs: cheaper than a branch.
-    const float* from = map + (coming < list.end ? coming : row) * row_stride;
-    // Steps take turns at two sums, whose products need not wait for one another.
-    float products[2][kTiles][4] = {};
+    commit_copies();
+  }
+  Fragments<K> away, home;      // for the other CTA, for this one
+  float rest[kSteps][4][2];     // of a map, not yet split
+  const auto read_map = [&](int from, int step) {
+    float part[4][2];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 read = shared.maps[from][step][j][thread];
+      part[j][0] = rank == 0 ? read.z : read.x;
+      part[j][1] = rank == 0 ? read.w : read.y;
+      rest[step][j][0] = rank == 0 ? read.x : read.z;
+      rest[step][j][1] = rank == 0 ? read.y : read.w;
+    }
+    away.split(step, part);
+  };
+  wait_for_copies<1>();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    read_map(stage, step);
+    if (coming < list.end) copy_map(coming, stage, step);
+  }
+  if (coming < list.end) copy_sums(coming, kStages);
+  commit_copies();
+  while (row < list.end) {
+    const unsigned parity = turn % 2;
+    if (held != row - 1) {
+      float2 sums[2 * kTiles];
+#pragma unroll
+      for (int part = 0; part < 2 * kTiles; ++part) {
+        sums[part] = *reinterpret_cast<const float2*>(values + (row - 1) * row_stride + column(part));
+      }
+      put_state(parity, sums);
+      sync_cta<K>();
+    }
+    if (lane == 0) expect_bytes(shared.full[parity][warp], kTiles * 32 * sizeof(float4));
+    uint4 words[kSteps][kTiles];
+    Products sent;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint4 words = shared.state[group][4 * (part * kSteps + step) + quad];
-      const unsigned high[2] = {words.x, words.y};
-      const unsigned low[2] = {words.z, words.w};
-      unsigned map_high[kTiles][4], map_low[kTiles][4];
-      now.split(step, map_high, map_low);
-      now.load(from, step);
-      // Not before the first product, where it would be on the chain.
-      if (step == kSteps / 2) {
-        copy_sums(coming, (slot + kAhead) % (kAhead + 1));
-        after = list.find(coming + 1);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int column = 8 * tile + group;
+        words[step][tile] =
+            *reinterpret_cast<const uint4*>(&shared.state[parity][column][place(column, 8 * step + 2 * quad)]);
       }
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_high[tile], high);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_high[tile], low);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply(products[step % 2][tile], map_low[tile], high);
+      sent.add(away.high[step], away.low[step], words[step]);
+      home.split(step, rest[step]);
     }
-    const auto product = [&](bool second) {
-      const auto of = [&](int tile, int row) {
-        const float first = products[0][tile][2 * row] + products[1][tile][2 * row];
-        return second ? products[0][tile][2 * row + 1] + products[1][tile][2 * row + 1] : first;
-      };
-      return make_float4(of(0, 0), of(0, 1), of(1, 0), of(1, 1));
-    };
-    shared.products[warp][lane] = product(part == 0);
-    wait_for_copies<kAhead>();
-    sums = shared.sums[slot][threadIdx.x];
-    __syncthreads();
-    const float4 own = product(part != 0);
-    const float4 other = shared.products[block + (1 - part) * kPairs][lane];
-    sums.x += own.x + other.x;
-    sums.y += own.y + other.y;
-    sums.z += own.z + other.z;
-    sums.w += own.w + other.w;
-    *reinterpret_cast<float4*>(values + row * row_stride) = sums;
-    put_state(sums);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      send(shared.partials[parity][tile][thread], shared.full[parity][warp], way, sent.get(tile));
+    }
+    float2 sums[2 * kTiles];
+#pragma unroll
+    for (int part = 0; part < 2 * kTiles; ++part) sums[part] = shared.sums[slot][part][thread];
+    const int after = list.find(coming + 1);
+    // For want of a next row this one's place is read, which nobody needs: cheaper than a branch.
+    if (next < list.end) stage ^= 1;
+    wait_for_copies<1>();
+    Products kept;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      kept.add(home.high[step], home.low[step], words[step]);
+      read_map(stage, step);
+      if (after < list.end) copy_map(after, stage, step);
+    }
+    if (after < list.end) copy_sums(after, slot);
+    commit_copies();
+    wait_for(shared.full[parity][warp], turn / 2 % 2);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const float4 other = shared.partials[parity][tile][thread];
+      const float4 own = kept.get(tile);
+      sums[2 * tile].x += own.x + other.x;
+      sums[2 * tile].y += own.z + other.z;
+      sums[2 * tile + 1].x += own.y + other.y;
+      sums[2 * tile + 1].y += own.w + other.w;
+    }
+    put_state(parity ^ 1, sums);
+#pragma unroll
+    for (int part = 0; part < 2 * kTiles; ++part) {
+      *reinterpret_cast<float2*>(values + row * row_stride + column(part)) = sums[part];
+    }
     held = row;
     row = next;
     next = coming;
     coming = after;
-    slot = (slot + 1) % (kAhead + 1);
-    __syncthreads();
-  };
-  Map<K> one, two;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) one.load(map + row * row_stride, step);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) two.load(map + (next < list.end ? next : row) * row_stride, step);
-  while (row < list.end) {
-    join_row(one);
-    if (row < list.end) join_row(two);
+    slot = (slot + 1) % (kStages + 1);
+    ++turn;
+    sync_cta<K>();
   }
   wait_for_copies<0>();  // of groups without copies
 }
 
 template <int K>
-__global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float* segment_state,
-                                                        const int* segment_joined, int chain_count, int value_heads,
-                                                        int value_dim) {
+__global__ void CLUSTER __launch_bounds__(K, 2) join_kernel(const int* chains, float* segment_state,
+                                                            const int* segment_joined, int chain_count,
+                                                            int value_heads, int value_dim) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Shared<K>& shared = *reinterpret_cast<Shared<K>*>(memory);
+  const int rank = cluster_rank<K>();
+  Shared<K>& shared = reinterpret_cast<Shared<K>*>(memory)[kBlocks == 1 ? rank : 0];
+  const int way = way_to_peer(shared, rank);
+  if (threadIdx.x % K == 0) {
+    for (int warp = 0; warp < K / 32; ++warp) {
+      init_barrier(shared.full[0][warp]);
+      init_barrier(shared.full[1][warp]);
+    }
+    fence_barriers();
+  }
+  sync_cluster();
   const int blocks = value_dim / kColumns;
   const int64_t per_head = static_cast<int64_t>(value_dim + K) * K;
-  // Chains that are used come first, so that the CTAs share them evenly.
+  unsigned turn = 0;
+  // Chains that are used come first, so that the clusters share them evenly.
   const int items = chain_count * value_heads * blocks;
-  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+  for (int item = static_cast<int>(blockIdx.x) / kBlocks; item < items; item += static_cast<int>(gridDim.x) / kBlocks) {
     const int column = item % blocks * kColumns;
     const int head = item / blocks % value_heads;
     const int* chain = chains + 2 * (item / blocks / value_heads);
     float* state = segment_state + head * per_head + column * K;
-    join_columns<K>(state, segment_joined + head, chain[0], chain[1], value_heads, value_heads * per_head,
-                    (value_dim - column) * K, shared);
+    if (rank == 0) {
+      join_columns<K, 0>(state, segment_joined + head, chain[0], chain[1], value_heads, value_heads * per_head,
+                         (value_dim - column) * K, shared, way, turn);
+    } else {
+      join_columns<K, 1>(state, segment_joined + head, chain[0], chain[1], value_heads, value_heads * per_head,
+                         (value_dim - column) * K, shared, way, turn);
+    }
   }
 }
 
 extern "C" TL_EXPORT const char* get_last_error() { return error_buf; }
 
-extern "C" TL_EXPORT int init() { return 0; }
+extern "C" TL_EXPORT int init() {
+  const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  constexpr int kTogether = kCtas / kBlocks;
+  cudaError_t status = cudaFuncSetAttribute(join_kernel<64>, limit, kTogether * sizeof(Shared<64>));
+  if (status == cudaSuccess) status = cudaFuncSetAttribute(join_kernel<128>, limit, kTogether * sizeof(Shared<128>));
+  if (status != cudaSuccess) {
+    snprintf(error_buf, sizeof(error_buf), "join_kernel: %s", cudaGetErrorString(status));
+    return -1;
+  }
+  return 0;
+}
 
 extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_joined, int chain_count, int
     value_heads, int key_dim, int value_dim, int workers, cudaStream_t stream) {
@@ -294,10 +505,11 @@ extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_jo
     snprintf(error_buf, sizeof(error_buf), "join_kernel: no kernel for K = %d, V = %d", key_dim, value_dim);
     return -1;
   }
+  constexpr int kTogether = kCtas / kBlocks;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(workers, 1, 1);
-  config.blockDim = dim3(2 * key_dim, 1, 1);
-  config.dynamicSmemBytes = key_dim == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>);
+  config.gridDim = dim3(workers < kCtas ? kBlocks : workers / kCtas * kBlocks, 1, 1);
+  config.blockDim = dim3(kTogether * key_dim, 1, 1);
+  config.dynamicSmemBytes = kTogether * (key_dim == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>));
   config.stream = stream;
   cudaError_t status =
       key_dim == 64
