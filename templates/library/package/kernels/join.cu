@@ -59,13 +59,16 @@ __device__ __forceinline__ int cluster_rank() {
 #endif
 }
 
-// Waits for all threads of the cluster.
-__device__ __forceinline__ void sync_cluster() {
+// Tells the cluster that the thread has come here; `wait_for_cluster` waits until all have.
+__device__ __forceinline__ void arrive_in_cluster() {
 #ifdef __CUDACC__
-  asm volatile(
-      "barrier.cluster.arrive.aligned;\n"
-      "barrier.cluster.wait.aligned;" ::
-          : "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_cluster() {
+#ifdef __CUDACC__
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #else
   __syncthreads();
 #endif
@@ -126,7 +129,7 @@ __device__ __forceinline__ void wait_for(uint64_t& barrier, unsigned parity) {
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
       "}\n" ::"r"(shared_address(&barrier)),
       "r"(parity)
@@ -163,17 +166,20 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
 #endif
 }
 
-// Starts a copy into shared memory, for the lane itself.
+// Starts a copy into shared memory, for the lane itself; zeros instead, and nothing is read, if it is not `wanted`.
 template <class T>
-__device__ __forceinline__ void start_copy(T& to, const float* from) {
+__device__ __forceinline__ void start_copy(T& to, const float* from, bool wanted) {
 #ifdef __CUDACC__
+  const int bytes = wanted ? sizeof(T) : 0;
   if constexpr (sizeof(T) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&to)), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(&to)), "l"(from), "r"(bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to)), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(&to)), "l"(from), "r"(bytes)
+                 : "memory");
   }
 #else
-  tl::cp_async_gs<sizeof(T)>(&to, from);
+  tl::cp_async_gs_conditional<sizeof(T)>(&to, from, wanted);
 #endif
 }
 
@@ -238,55 +244,39 @@ struct Shared {
   float4 maps[kStages][kSteps][4][K];
   // What the other CTA has summed up for this one, by turns.
   float4 partials[2][kTiles][K];
-  // The CTA's rows j of the state, by turns: for each pair of neighbours a word of high and one of low parts.
-  uint2 state[2][kColumns][K / 4];
+  // The CTA's rows j of the state, by turns: of two pairs of neighbours the high parts and the low parts.
+  uint4 state[2][kColumns][K / 8];
   // What rows add to the products: pairs of neighbours k.
   float2 sums[kStages + 1][2 * kTiles][K];
   uint64_t full[2][K / 32];
 };
 
-// Half of a tile's map: columns `one` and `two` of the four that a lane has in each row j.
-template <int K>
-struct Fragments {
-  unsigned high[Shared<K>::kSteps][4];
-  unsigned low[Shared<K>::kSteps][4];
+// A step's products need four rows j of the map, of which a lane has two columns k.
+struct Fragment {
+  unsigned high[4];
+  unsigned low[4];
 
-  __device__ __forceinline__ void split(int step, const float (&rows)[4][2]) {
+  __device__ __forceinline__ void split(const float2 (&rows)[4]) {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        ::split(rows[2 * pair][k], rows[2 * pair + 1][k], high[step][2 * pair + k], low[step][2 * pair + k]);
-      }
+      ::split(rows[2 * pair].x, rows[2 * pair + 1].x, high[2 * pair], low[2 * pair]);
+      ::split(rows[2 * pair].y, rows[2 * pair + 1].y, high[2 * pair + 1], low[2 * pair + 1]);
     }
   }
 };
 
 // Sums of one m16 tile: of products high by high, high by low, low by high, which need not wait for one another.
 struct Products {
-  float sums[kTiles][3][4];
+  float sums[kTiles][3][4] = {};
 
-  __device__ __forceinline__ Products() {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int kind = 0; kind < 3; ++kind) {
-#pragma unroll
-        for (int place = 0; place < 4; ++place) sums[tile][kind][place] = 0.f;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void add(const unsigned (&high)[4], const unsigned (&low)[4],
-                                      const uint4 (&state)[kTiles]) {
-    // In this order: neighbours in it are never of one sum.
+  __device__ __forceinline__ void add(const Fragment& map, const uint4 (&state)[kTiles]) {
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const unsigned state_high[2] = {state[tile].x, state[tile].z};
-        const unsigned state_low[2] = {state[tile].y, state[tile].w};
-        multiply(sums[tile][kind], kind == 2 ? low : high, kind == 1 ? state_low : state_high);
+        const unsigned high[2] = {state[tile].x, state[tile].y};
+        const unsigned low[2] = {state[tile].z, state[tile].w};
+        multiply(sums[tile][kind], kind == 2 ? map.low : map.high, kind == 1 ? low : high);
       }
     }
   }
@@ -318,90 +308,102 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   const float* const map = state + map_offset + (8 * quad + 2 * rank) * K + key;
   float* const values = state + 2 * quad * K + key + 2 * rank;
   const auto column = [&](int part) { return (8 * (part / 2) + part % 2) * K; };
-  const auto copy_sums = [&](int of, int to) {
+  // Starts the copies of a row; some of a group, if there is none.
+  const auto copy_row = [&](int of, int stage, int slot) {
+    const bool wanted = of < list.end;
+    const int64_t offset = (wanted ? of : row) * row_stride;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int place = (32 * step + 4 * (j / 2) + j % 2) * K;
+        start_copy(shared.maps[stage][step][j][thread], map + offset + place, wanted);
+      }
+    }
 #pragma unroll
     for (int part = 0; part < 2 * kTiles; ++part) {
-      start_copy(shared.sums[to][part][thread], values + of * row_stride + column(part));
+      start_copy(shared.sums[slot][part][thread], values + offset + column(part), wanted);
     }
+    commit_copies();
   };
-  const auto copy_map = [&](int of, int to, int step) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      start_copy(shared.maps[to][step][j][thread], map + of * row_stride + (32 * step + 4 * (j / 2) + j % 2) * K);
-    }
-  };
-  // Pairs change places within a column, so that neither writes nor reads meet a conflict.
-  const auto place = [](int column, int pair) { return pair ^ (column / 2 % 4 * 4) ^ (column % 2 * 8); };
+  // Pairs change places within a column, so that neither writes nor reads meet more conflicts than they must.
+  const auto place = [](int column, int pairs) { return pairs ^ (column / 2 % 4 * 2) ^ (column % 2 * 4); };
   const auto put_state = [&](unsigned to, const float2 (&sums)[2 * kTiles]) {
 #pragma unroll
     for (int part = 0; part < 2 * kTiles; ++part) {
       const int column = 8 * (part / 2) + 2 * quad + part % 2;
-      uint2 words;
-      split(sums[part].x, sums[part].y, words.x, words.y);
-      shared.state[to][column][place(column, 8 * warp + group)] = words;
+      unsigned* words = reinterpret_cast<unsigned*>(&shared.state[to][column][place(column, 4 * warp + group / 2)]);
+      split(sums[part].x, sums[part].y, words[group % 2], words[2 + group % 2]);
+    }
+  };
+  const auto add_products = [](float2 (&sums)[2 * kTiles], int tile, const float4& products) {
+    sums[2 * tile].x += products.x;
+    sums[2 * tile].y += products.z;
+    sums[2 * tile + 1].x += products.y;
+    sums[2 * tile + 1].y += products.w;
+  };
+  const auto load_state = [&](float2 (&sums)[2 * kTiles], int of) {
+#pragma unroll
+    for (int part = 0; part < 2 * kTiles; ++part) {
+      sums[part] = *reinterpret_cast<const float2*>(values + of * row_stride + column(part));
     }
   };
   int next = list.find(row + 1);
-  int coming = list.find(next + 1);
-  int held = -1;  // the row whose state shared memory holds
-  int stage = 0;  // of the row's map
-  int slot = 0;   // of what it adds
-#pragma unroll
-  for (int ahead = 0; ahead < kStages; ++ahead) {
-    const int of = ahead == 0 ? row : next;
-    if (of < list.end) {
-      copy_sums(of, ahead);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) copy_map(of, ahead, step);
-    }
-    commit_copies();
-  }
-  Fragments<K> away, home;      // for the other CTA, for this one
-  float rest[kSteps][4][2];     // of a map, not yet split
-  const auto read_map = [&](int from, int step) {
-    float part[4][2];
+  int coming = list.find(next + 1);  // the one after the next
+  int held = row - 1;                // the row whose state shared memory holds
+  int stage = 0;                     // of the row's map
+  int slot = 0;                      // of what it adds
+  float2 before[2 * kTiles];
+  load_state(before, held);
+  copy_row(row, 0, 0);
+  copy_row(next, 1, 1);
+  // Of a map: columns for the other CTA, columns for this one, not yet split.
+  float2 away[kSteps][4], home[kSteps][4];
+  const auto read_map = [&](int step) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float4 read = shared.maps[from][step][j][thread];
-      part[j][0] = rank == 0 ? read.z : read.x;
-      part[j][1] = rank == 0 ? read.w : read.y;
-      rest[step][j][0] = rank == 0 ? read.x : read.z;
-      rest[step][j][1] = rank == 0 ? read.y : read.w;
+      const float4 read = shared.maps[stage][step][j][thread];
+      away[step][j] = rank == 0 ? make_float2(read.z, read.w) : make_float2(read.x, read.y);
+      home[step][j] = rank == 0 ? make_float2(read.x, read.y) : make_float2(read.z, read.w);
     }
-    away.split(step, part);
   };
+  // A row takes 2 kSteps steps: kSteps for the other CTA, then kSteps for this one. While one is multiplied, the map is
+  // split for the second one after it and read for the fourth.
+  constexpr int kSplit = 2;
+  constexpr int kRead = 2;
+  Fragment ready[2 * kSteps];
+  const auto split_map = [&](int step) { ready[step].split(step < kSteps ? away[step] : home[step - kSteps]); };
   wait_for_copies<1>();
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    read_map(stage, step);
-    if (coming < list.end) copy_map(coming, stage, step);
-  }
-  if (coming < list.end) copy_sums(coming, kStages);
-  commit_copies();
+  for (int step = 0; step < kSteps; ++step) read_map(step);
+#pragma unroll
+  for (int step = 0; step < kSplit; ++step) split_map(step);
+  copy_row(coming, 0, kStages);
+  put_state(turn % 2, before);
+  sync_cta<K>();
   while (row < list.end) {
     const unsigned parity = turn % 2;
     if (held != row - 1) {
       float2 sums[2 * kTiles];
-#pragma unroll
-      for (int part = 0; part < 2 * kTiles; ++part) {
-        sums[part] = *reinterpret_cast<const float2*>(values + (row - 1) * row_stride + column(part));
-      }
+      load_state(sums, row - 1);
       put_state(parity, sums);
       sync_cta<K>();
     }
     if (lane == 0) expect_bytes(shared.full[parity][warp], kTiles * 32 * sizeof(float4));
     uint4 words[kSteps][kTiles];
-    Products sent;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         const int column = 8 * tile + group;
-        words[step][tile] =
-            *reinterpret_cast<const uint4*>(&shared.state[parity][column][place(column, 8 * step + 2 * quad)]);
+        words[step][tile] = shared.state[parity][column][place(column, 4 * step + quad)];
       }
-      sent.add(away.high[step], away.low[step], words[step]);
-      home.split(step, rest[step]);
+    }
+    Products sent, kept;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sent.add(ready[step], words[step]);
+      split_map(step + kSplit);
     }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -410,33 +412,37 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     float2 sums[2 * kTiles];
 #pragma unroll
     for (int part = 0; part < 2 * kTiles; ++part) sums[part] = shared.sums[slot][part][thread];
-    const int after = list.find(coming + 1);
     // For want of a next row this one's place is read, which nobody needs: cheaper than a branch.
     if (next < list.end) stage ^= 1;
     wait_for_copies<1>();
-    Products kept;
+    float2 second[kSteps][4];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      kept.add(home.high[step], home.low[step], words[step]);
-      read_map(stage, step);
-      if (after < list.end) copy_map(after, stage, step);
+    for (int step = kSplit; step < kSteps; ++step) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) second[step][j] = home[step][j];
     }
-    if (after < list.end) copy_sums(after, slot);
-    commit_copies();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) read_map(step);
+    const int after = list.find(coming + 1);
+#pragma unroll
+    for (int step = kSteps; step < 2 * kSteps; ++step) {
+      kept.add(ready[step], words[step - kSteps]);
+      if (step + kSplit < 2 * kSteps) ready[step + kSplit].split(second[step - kSteps + kSplit]);
+    }
+#pragma unroll
+    for (int step = 0; step < kSplit; ++step) split_map(step);
+    copy_row(after, stage, slot);
+    float* const here = values + row * row_stride;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) add_products(sums, tile, kept.get(tile));
     wait_for(shared.full[parity][warp], turn / 2 % 2);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float4 other = shared.partials[parity][tile][thread];
-      const float4 own = kept.get(tile);
-      sums[2 * tile].x += own.x + other.x;
-      sums[2 * tile].y += own.z + other.z;
-      sums[2 * tile + 1].x += own.y + other.y;
-      sums[2 * tile + 1].y += own.w + other.w;
-    }
+    for (int tile = 0; tile < kTiles; ++tile) add_products(sums, tile, shared.partials[parity][tile][thread]);
     put_state(parity ^ 1, sums);
+    sync_cta<K>();
 #pragma unroll
     for (int part = 0; part < 2 * kTiles; ++part) {
-      *reinterpret_cast<float2*>(values + row * row_stride + column(part)) = sums[part];
+      *reinterpret_cast<float2*>(here + column(part)) = sums[part];
     }
     held = row;
     row = next;
@@ -444,10 +450,47 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     coming = after;
     slot = (slot + 1) % (kStages + 1);
     ++turn;
-    sync_cta<K>();
   }
   wait_for_copies<0>();  // of groups without copies
 }
+
+// What the clusters share: 16 value columns of one head of one chain each. Chains that are used come first.
+template <int K>
+struct Items {
+  const int* chains;
+  const int* joined;
+  int chain_count;
+  int heads;
+  int value_dim;
+
+  __device__ __forceinline__ int blocks() const { return value_dim / kColumns; }
+  __device__ __forceinline__ int count() const { return chain_count * heads * blocks(); }
+  __device__ __forceinline__ int column(int item) const { return item % blocks() * kColumns; }
+  __device__ __forceinline__ int head(int item) const { return item / blocks() % heads; }
+  // First row and number of rows.
+  __device__ __forceinline__ int2 chain(int item) const {
+    const int* found = chains + 2 * (item / blocks() / heads);
+    return make_int2(found[0], found[1]);
+  }
+
+  // Which of 32 items, `first` and those each `stride` apart, have rows to join. All lanes of a warp call it together.
+  __device__ __forceinline__ unsigned find(int first, int stride) const {
+    constexpr int kTogether = 8;  // flags that are read at once
+    const int mine = first + static_cast<int>(threadIdx.x % 32) * stride;
+    int found = 0;
+    if (mine < count()) {
+      const int2 rows = chain(mine);
+      const int end = rows.x + rows.y;
+      for (int row = rows.x + 1; row < end && found == 0; row += kTogether) {
+#pragma unroll
+        for (int ahead = 0; ahead < kTogether; ++ahead) {
+          if (row + ahead < end) found |= joined[static_cast<int64_t>(row + ahead) * heads + head(mine)];
+        }
+      }
+    }
+    return __ballot_sync(kAll, found != 0);
+  }
+};
 
 template <int K>
 __global__ void CLUSTER __launch_bounds__(K, 2) join_kernel(const int* chains, float* segment_state,
@@ -464,24 +507,34 @@ __global__ void CLUSTER __launch_bounds__(K, 2) join_kernel(const int* chains, f
     }
     fence_barriers();
   }
-  sync_cluster();
-  const int blocks = value_dim / kColumns;
-  const int64_t per_head = static_cast<int64_t>(value_dim + K) * K;
+  __syncwarp();
+  arrive_in_cluster();
+  const Items<K> items = {chains, segment_joined, chain_count, value_heads, value_dim};
+  const int clusters = static_cast<int>(gridDim.x) / kBlocks;
+  int first = static_cast<int>(blockIdx.x) / kBlocks;
+  unsigned found = items.find(first, clusters);
+  wait_for_cluster();
   unsigned turn = 0;
-  // Chains that are used come first, so that the clusters share them evenly.
-  const int items = chain_count * value_heads * blocks;
-  for (int item = static_cast<int>(blockIdx.x) / kBlocks; item < items; item += static_cast<int>(gridDim.x) / kBlocks) {
-    const int column = item % blocks * kColumns;
-    const int head = item / blocks % value_heads;
-    const int* chain = chains + 2 * (item / blocks / value_heads);
-    float* state = segment_state + head * per_head + column * K;
-    if (rank == 0) {
-      join_columns<K, 0>(state, segment_joined + head, chain[0], chain[1], value_heads, value_heads * per_head,
-                         (value_dim - column) * K, shared, way, turn);
-    } else {
-      join_columns<K, 1>(state, segment_joined + head, chain[0], chain[1], value_heads, value_heads * per_head,
-                         (value_dim - column) * K, shared, way, turn);
+  while (true) {
+    for (; found != 0; found &= found - 1) {
+      const int item = first + (__ffs(static_cast<int>(found)) - 1) * clusters;
+      const int column = items.column(item);
+      const int head = items.head(item);
+      const int2 chain = items.chain(item);
+      const int64_t per_head = static_cast<int64_t>(value_dim + K) * K;
+      float* state = segment_state + head * per_head + column * K;
+      const int* joined = segment_joined + head;
+      const int64_t row_stride = value_heads * per_head;
+      const int map_offset = (value_dim - column) * K;
+      if (rank == 0) {
+        join_columns<K, 0>(state, joined, chain.x, chain.y, value_heads, row_stride, map_offset, shared, way, turn);
+      } else {
+        join_columns<K, 1>(state, joined, chain.x, chain.y, value_heads, row_stride, map_offset, shared, way, turn);
+      }
     }
+    first += 32 * clusters;
+    if (first >= items.count()) break;
+    found = items.find(first, clusters);
   }
 }
 
