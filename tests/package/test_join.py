@@ -105,17 +105,18 @@ def test_a_size_without_a_kernel() -> None:
 
 
 MUTANTS = {
-    "sums of another row": ("(slot + kAhead) % (kAhead + 1));\n        after", "slot);\n        after"),
-    "sums too early": ("wait_for_copies<kAhead>();", "wait_for_copies<kAhead + 1>();"),
-    "sums never awaited": ("wait_for_copies<kAhead>();", ""),
+    "sums of another row": ("copy_sums(next, slot ^ 1);", "copy_sums(next, slot);"),
+    "copies too early": ("wait_for_copies<1>();\n#pragma", "wait_for_copies<2>();\n#pragma"),
+    "copies never awaited": ("wait_for_copies<1>();\n#pragma", "\n#pragma"),
+    "a map over the one in use": ("copy_map(coming, (stage + kAhead)", "copy_map(coming, (stage + kAhead + 1)"),
+    "a map of another row": ("copy_map(next, 1);", "copy_map(row, 1);"),
     "a gap is overlooked": ("if (held != row - 1) {", "if (held < 0) {"),
-    "a map too early": ("(coming < list.end ? coming : row) * row_stride", "row * row_stride"),
-    "no low half of the state": ("multiply(products[step % 2][tile], map_high[tile], low);", ";"),
-    "no low half of the map": ("multiply(products[step % 2][tile], map_low[tile], high);", ";"),
-    "own half twice": ("block + (1 - part) * kPairs][lane]", "warp][lane]"),
-    "halves mixed up": ("product(part == 0);", "product(part != 0);"),
-    "columns mixed up": ("2 * quad + part;", "2 * quad + 1 - part;"),
-    "no barrier between halves": ("[slot][threadIdx.x];\n    __syncthreads();", "[slot][threadIdx.x];"),
+    "no low half of the state": ("multiply(products[tile], low, fragments.high[tile]);", ";"),
+    "no low half of the map": ("multiply(products[tile], high, fragments.low[tile]);", ";"),
+    "own half twice": ("block + (1 - part) * kPairs][half]", "warp][half]"),
+    "halves mixed up": ("product(half, part == 0);", "product(half, part != 0);"),
+    "columns mixed up": ("kStep * part + 4 * quad;", "kStep * (1 - part) + 4 * quad;"),
+    "no barrier between halves": ("[slot][half][threadIdx.x];\n    __syncthreads();", "[slot][half][threadIdx.x];"),
     "no barrier behind a row": ("% (kAhead + 1);\n    __syncthreads();", "% (kAhead + 1);"),
 }
 
