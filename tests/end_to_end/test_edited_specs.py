@@ -25,7 +25,8 @@ def test_an_edited_stage_changes_the_kernel_and_verifies(tmp_path: Path) -> None
     text = spec_text("gated_delta_rule")
     original, changed = compiled(text), compiled(edited(text, WRITES_WHOLE_VALUES))
     assert [kernel.text for kernel in original.kernels[0]] != [kernel.text for kernel in changed.kernels[0]]
-    assert "beta" in original.kernels[-1][0].text
+    loads_beta = ["beta_ring" in forward.kernels[-1][0].text for forward in (original, changed)]
+    assert loads_beta == [False, True], "beta moves into A's columns only where both of its uses allow it"
     rows = simulated(changed, tmp_path, MODES, CASES)
     assert len(rows) == 2 * len(MODES) * len(CASES)
     assert all(row.ok for row in rows), [row for row in rows if not row.ok]

@@ -51,8 +51,8 @@ MUTANTS = {
     "prepare: gated only below the middle": ("prepare_tile.py", "*= on * from[e]", "*= from[e]", 1),
     "prepare: the columns' scale dropped": (
         "prepare_tile.py",
-        "invert<true, true, true>",
-        "invert<true, true, false>",
+        "invert<true, true, true, ",
+        "invert<true, true, false, ",
         1,
     ),
     "prepare: the rows scaled instead of the columns": (

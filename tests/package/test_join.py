@@ -53,6 +53,7 @@ CASES = {
     "small": ([[0, 4]], [0, 1, 1, 1], 64, 64),
     "more values than keys": ([[1, 3]], [1, 1, 1, 1], 64, 128),
     "nothing joined": ([[0, 4]], [0, 0, 0, 0], 128, 128),
+    "more chains than threads": ([[2 * i, 2] for i in range(70)], [0, 1] * 70, 64, 64),
 }
 
 
@@ -105,18 +106,25 @@ def test_a_size_without_a_kernel() -> None:
 
 
 MUTANTS = {
-    "sums of another row": ("(slot + kAhead) % (kAhead + 1));\n        after", "slot);\n        after"),
-    "sums too early": ("wait_for_copies<kAhead>();", "wait_for_copies<kAhead + 1>();"),
-    "sums never awaited": ("wait_for_copies<kAhead>();", ""),
+    "sums of another row": ("load_values(next < list.end ? next : row, added);", "load_values(row, added);"),
+    "maps too early": ("    wait_for_copies<1>();\n    __sync", "    wait_for_copies<2>();\n    __sync"),
+    "maps never awaited": ("    wait_for_copies<1>();\n    __sync", "    __sync"),
+    "the first map too early": ("wait_for_copies<2>();", "wait_for_copies<3>();"),
+    "a map over the next one": ("(stage + kStages - 1) % kStages", "stage"),
+    "a map of another row": ("lines + later * row_stride;", "lines + coming * row_stride;"),
+    "a map read from another place": ("(kStep * step + j) * (K / 4)]", "(kStep * step + (j ^ 1)) * (K / 4)]"),
     "a gap is overlooked": ("if (held != row - 1) {", "if (held < 0) {"),
-    "a map too early": ("(coming < list.end ? coming : row) * row_stride", "row * row_stride"),
-    "no low half of the state": ("multiply(products[step % 2][tile], map_high[tile], low);", ";"),
-    "no low half of the map": ("multiply(products[step % 2][tile], map_low[tile], high);", ";"),
-    "own half twice": ("block + (1 - part) * kPairs][lane]", "warp][lane]"),
-    "halves mixed up": ("product(part == 0);", "product(part != 0);"),
-    "columns mixed up": ("2 * quad + part;", "2 * quad + 1 - part;"),
-    "no barrier between halves": ("[slot][threadIdx.x];\n    __syncthreads();", "[slot][threadIdx.x];"),
-    "no barrier behind a row": ("% (kAhead + 1);\n    __syncthreads();", "% (kAhead + 1);"),
+    "no low half of the state": ("multiply(products[tile], factor[step][1], now.high[tile]);", ";"),
+    "no low half of the map": ("multiply(products[tile], factor[step][0], now.low[tile]);", ";"),
+    "own half twice": ("block + (1 - part) * kSteps][half]", "warp][half]"),
+    "halves mixed up": ("group % 2 ^ part", "group % 2 ^ (1 - part)"),
+    "columns mixed up": ("kStep * part + 4 * quad;", "kStep * (1 - part) + 4 * quad;"),
+    "no barrier between halves": ("    sync_pair(block);\n", ""),
+    "no barrier behind a row": ("    wait_for_copies<1>();\n    __syncthreads();", "    wait_for_copies<1>();"),
+    "one copy of the state": ("turn ^= 1;", ""),
+    "heads mixed up": ("base + find_bit(", "find_bit("),
+    "heads left out": ("item -= count;", ""),
+    "a head too few": ("__popc(word) * blocks", "__popc(word) * blocks - 1"),
 }
 
 

@@ -81,7 +81,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "rows of no sequence left as they are": ("tokens - segment_offsets[segments]", "0"),
     "what an item left goes where the next one's belongs": ("left_value_head = value_head", "left_value_head = 0"),
     "what the last item left is lost": ("T.if_then_else(closes * has_final_state != 0, 1, 0)", "0"),
-    "the next item's value stored": ("T.copy(S_r_next, S_r)", "T.copy(S_r, S_r)"),
+    "an item starts from what the last one left": ("T.copy(S_r_next, S_r)", "T.copy(S_r, S_r_next)"),
     "every other item left out": ("item = item + workers", "item = item + workers * 2"),
 }
 

@@ -96,7 +96,7 @@ OPERATOR = Operator(
                     value_tile=128,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(1330, 1330),
+                    chunk_nanoseconds=(1290, 1290),
                 ),
                 Kernel(
                     name="delta_rule_segment_v64",
@@ -158,7 +158,7 @@ OPERATOR = Operator(
                     value_tile=128,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(2060, 2060),
+                    chunk_nanoseconds=(1930, 1930),
                 ),
                 Kernel(
                     name="delta_rule_forward_v64",
@@ -188,7 +188,7 @@ OPERATOR = Operator(
                     value_tile=64,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(1450, 1450),
+                    chunk_nanoseconds=(1390, 1390),
                 ),
             ),
         ),

@@ -111,7 +111,7 @@ OPERATOR = Operator(
                     value_tile=64,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(1450, 1450),
+                    chunk_nanoseconds=(1390, 1390),
                 ),
             ),
         ),

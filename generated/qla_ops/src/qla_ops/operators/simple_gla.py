@@ -74,7 +74,7 @@ OPERATOR = Operator(
                     value_tile=128,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(1330, 1330),
+                    chunk_nanoseconds=(1290, 1290),
                 ),
                 Kernel(
                     name="simple_gla_segment_v64",
@@ -137,7 +137,7 @@ OPERATOR = Operator(
                     value_tile=128,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(2060, 2060),
+                    chunk_nanoseconds=(1930, 1930),
                 ),
                 Kernel(
                     name="simple_gla_forward_v64",
@@ -167,7 +167,7 @@ OPERATOR = Operator(
                     value_tile=64,
                     ctas_per_sm=1,
                     data_types=("bfloat16", "float16"),
-                    chunk_nanoseconds=(1450, 1450),
+                    chunk_nanoseconds=(1390, 1390),
                 ),
             ),
         ),

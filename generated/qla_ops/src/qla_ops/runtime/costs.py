@@ -12,7 +12,7 @@ LAUNCH = 2000
 """One more kernel in a stream."""
 SEARCH = 4000
 """Weighing the lengths of packed sequences on the device."""
-JOIN = 2030
+JOIN = 1450
 """Carrying a state over one segment."""
 UNDECAYED_PERCENT = 25
 """Heads that are expected to need the maps of segments, where an operator has gates."""

@@ -71,9 +71,7 @@ JOIN = Kernel(
     dynamic=(),
     kind="chunk_parallel",
     value_tile=0,
-    # More than run at once: only the device knows which heads have rows to join. An SM that is done, or has found none,
-    # is given the next CTA.
-    ctas_per_sm=4,
+    ctas_per_sm=1,
     data_types=("float32",),
 )
 """Carries states from segment to segment, for all operators."""

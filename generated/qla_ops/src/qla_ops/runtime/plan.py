@@ -29,7 +29,7 @@ from qla_ops.runtime.model import (
 )
 from qla_ops.runtime.records import Kernel, Operator
 
-JOIN_COLUMNS = 8
+JOIN_COLUMNS = 16
 """Value columns of a CTA of `join.cu`."""
 JOIN_KEYS = (64, 128)
 """K that it is written for."""
