@@ -4,21 +4,21 @@
 
 from __future__ import annotations
 
-START = 8000
+START = 5000
 """A CTA's start and end."""
 EMPTY = 1200
 """A CTA that finds nothing to do."""
-LAUNCH = 2000
+LAUNCH = 3000
 """One more kernel in a stream."""
 SEARCH = 4000
 """Weighing the lengths of packed sequences on the device."""
-JOIN = 1450
+JOIN = 1400
 """Carrying a state over one segment."""
 UNDECAYED_PERCENT = 25
 """Heads that are expected to need the maps of segments, where an operator has gates."""
 WARM_CHUNKS = 6
 """Chunks after which the other heads are expected to have forgotten their state."""
-LONG_PERCENT = 25
+LONG_PERCENT = 30
 """Packed calls that are expected to be mostly one long sequence."""
 TIE_PERCENT = 5
 """Plans whose times differ by no more rank by simplicity."""
