@@ -14,7 +14,7 @@ from qlagen.emit.memory import barrier_views, layouts, register_views, shared_vi
 from qlagen.emit.movers import first_element, loop_bounds, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
 from qlagen.emit.prologue import JOINT_SEGMENT, WARM_UP, item_count, item_prologue, next_item, prologue, strips
-from qlagen.emit.state import prefetch_lines, state_lines
+from qlagen.emit.state import state_lines
 from qlagen.emit.templates import KERNEL, environment, template_digest
 from qlagen.program.ir import Tensor
 from qlagen.schedule.model import Role, Schedule
@@ -145,7 +145,7 @@ def _mover_role(context: Context, role: Role) -> file_views.RoleView:
         once=(),
         items=item_count(context) if context.persistent else None,
         item=item_prologue(context),
-        before=prefetch_lines(context, role),
+        before=(),
         loops=mover_loops(context, role),
         after=_item_end(context),
         last=(),
@@ -161,7 +161,7 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     used |= {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
     used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
     used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
-    used |= {"state": context.carried, "state_prefetch": context.schedule.prefetcher is not None}
+    used["state"] = context.carried
     inverted = any(isinstance(line, views.Inverse) for line in lines)
     shared = any(isinstance(line, views.Share) for line in lines)
     used |= {"load_heads": any(isinstance(line, mover_views.FetchHeads) for line in lines)}

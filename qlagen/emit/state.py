@@ -31,10 +31,10 @@ class StateLines:
 
 
 def state_lines(context: Context, role: Role) -> StateLines:
-    """Of the role that holds the carried value; of others at most what they do for it."""
+    """Of the role that holds the carried value; none for others."""
     carry = context.schedule.program.carry
-    if carry is None or not _holds_state(context, role):
-        return StateLines(before=prefetch_lines(context, role))
+    if carry is None or not any(f.carried and f.role == role.name for f in context.schedule.fragments):
+        return StateLines()
     tile = context.fragment(carry.name)
     if context.values[carry.name].shape[0] != WARP_ROWS * role.warps:
         message = f"role {role.name} holds {carry.name} in more than {WARP_ROWS} rows a warp"
@@ -75,21 +75,6 @@ def _left_behind(context: Context, role: Role) -> tuple[tuple[str, str], ...]:
     return ((f"{LEFT}due", f"T.if_then_else({condition}, 1, 0)"), *((f"{LEFT}{name}", name) for name in names))
 
 
-def prefetch_lines(context: Context, role: Role) -> Lines:
-    """What a role that is ahead does before an item's loop for the one that holds the carried value: from memory that
-    takes longer than an iteration."""
-    carry = context.schedule.program.carry
-    if carry is None or context.schedule.prefetcher != role.name:
-        return ()
-    holder = next(other for other in context.schedule.roles if _holds_state(context, other))
-    guard = "lane < 1" if role.kind == "mover" else f"tx < {first_thread(role)} + 1"
-    return (views.PrefetchState(guard, *context.extents(carry.name), _sources(context, holder)),)
-
-
-def _holds_state(context: Context, role: Role) -> bool:
-    return any(f.carried and f.role == role.name for f in context.schedule.fragments)
-
-
 def _join(role: Role) -> views.Join:
     """The first tile of values speaks for all."""
     condition = "active != 0 and value_column == 0"
@@ -97,7 +82,7 @@ def _join(role: Role) -> views.Join:
 
 
 def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
-    """What the segment before left, or the caller's state at a sequence's start."""
+    """What the segment before left, or the caller's state at a sequence's start; see below for segment kernels."""
     if context.segment is not None:
         return _segment_sources(context, role)
     return (

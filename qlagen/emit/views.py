@@ -278,18 +278,6 @@ class StoreState(Line):
 
 
 @dataclass(frozen=True)
-class PrefetchState(Line):
-    """One thread, for which `guard` holds, asks for what the carried value starts from, of the sources of
-    `LoadState`."""
-
-    macro = "prefetch_state"
-    guard: str
-    rows: str
-    columns: str
-    sources: tuple[StateSource, ...]
-
-
-@dataclass(frozen=True)
 class Join(Line):
     """Where it is kept whether a segment's map joins it to those before, and who says so, when."""
 

@@ -14,7 +14,7 @@ from qlagen.schedule.handover import insert_syncs
 from qlagen.schedule.head_role import lower_heads
 from qlagen.schedule.key_heads import for_key_heads
 from qlagen.schedule.model import Options, Ring, Role, Schedule
-from qlagen.schedule.movers import MoverWarp, assign_movers, state_prefetcher
+from qlagen.schedule.movers import MoverWarp, assign_movers
 from qlagen.schedule.order import Order, candidate_orders, choose, order_as_written, rank
 from qlagen.schedule.orient import orient
 from qlagen.schedule.plain_role import lower_plain
@@ -78,7 +78,6 @@ def build_schedule(program: Program, dims: Mapping[str, int], options: Options, 
         ranked=tuple(replace(order.ranked, registers=order.allocation.peak + overhead) for order in ranked),
         implied=synchronised.implied,
         overlapped=_overlapped(lowered, options, target),
-        prefetcher=_prefetcher(lowered, movers, rings, options),
     )
     check_schedule(schedule, target)
     return schedule
@@ -182,13 +181,6 @@ def _overlapped(lowered: Lowered, options: Options, target: Target) -> bool:
     held = sum(value.registers for value in role.values if value.carried and value.dtype == "float32")
     budget = _budget(lowered.roles, role.name, options, target)
     return 2 * held + _overhead(role.name, target) <= budget
-
-
-def _prefetcher(lowered: Lowered, movers: Sequence[MoverWarp], rings: Sequence[Ring], options: Options) -> str | None:
-    """Only where items follow one another is there anything to do until the value is there."""
-    if not options.persistent or lowered.analysis.program.carry is None:
-        return None
-    return state_prefetcher([role.name for role in lowered.roles], movers, rings)
 
 
 def _with_syncs(role: Role, skeleton: Skeleton) -> Role:

@@ -241,5 +241,3 @@ class Schedule:
     """Waits and releases that were left out because the others imply them, for people."""
     overlapped: bool = False
     """What an item's carried value starts from is loaded before the last item's value is stored."""
-    prefetcher: str | None = None
-    """The role that asks for what an item's carried value starts from, before the role that holds it is there."""

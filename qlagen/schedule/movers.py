@@ -52,18 +52,6 @@ def assign_movers(
     return named, _with_movers(rings, named)
 
 
-def state_prefetcher(compute: Sequence[str], warps: Sequence[MoverWarp], rings: Sequence[Ring]) -> str | None:
-    """Who asks for what an item's carried value starts from, some iterations before the first of the `compute` roles,
-    which holds it, comes to that item: the other compute role, as far ahead as its rings allow and with registers to
-    spare there; without one, of the warps that load, the one that moves the fewest bytes. None: no warp loads."""
-    if len(compute) > 1:
-        return compute[1]
-    size = {ring.name: ring.bytes for ring in rings}
-    loading = [warp for warp in warps if warp.groups[0].direction == "load"]
-    moved = {warp.name: sum(size[ring] for group in warp.groups for ring in group.rings) for warp in loading}
-    return min(moved, key=lambda name: moved[name], default=None)
-
-
 def _stored(rings: Iterable[Ring], orders: Mapping[str, Sequence[Line]]) -> list[Ring]:
     """Rings to store, in the order in which they are filled: a warp that stores several does so as they come."""
     steps = [line.step for lines in orders.values() for line in lines if line.step is not None]

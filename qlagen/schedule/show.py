@@ -34,8 +34,6 @@ def _head(schedule: Schedule) -> Iterator[str]:
         yield f"  carries {carry.name}, held {'transposed' if schedule.transposed else 'as written'}"
     if schedule.overlapped:
         yield "  loads what an item starts from before it stores what the last one left"
-    if schedule.prefetcher is not None:
-        yield f"  {schedule.prefetcher} asks for what an item starts from, ahead of its iterations"
     yield f"  {schedule.modelled_clocks} clocks per iteration in the model"
 
 

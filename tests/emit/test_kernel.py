@@ -19,7 +19,7 @@ from qlagen.emit.templates import KERNEL_TEMPLATES, template_digest, template_ro
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Apply, Elementwise, Load, Number, Program, Store
 from qlagen.schedule.model import Schedule
-from tests.emit.kernels import KERNELS, SPEC_DIGEST, constants, emitted, persistent, prim_func, schedule_of
+from tests.emit.kernels import KERNELS, SPEC_DIGEST, constants, emitted, prim_func, schedule_of
 from tests.schedule import cases
 
 GATED = ("gated_delta_rule", "forward", "v64")
@@ -251,27 +251,3 @@ def test_a_chunk_parallel_kernel_cannot_store_by_token() -> None:
     with pytest.raises(QlagenError, match="stores a by token") as caught:
         emit_kernel(replace(schedule, program=replace(schedule.program, stores=stores)), SPEC_DIGEST)
     assert caught.value.hints == ("store it padded to whole chunks",)
-
-
-@pytest.mark.parametrize("kernel", [key for key in KERNELS if key[1] != "prepare"], ids="-".join)
-def test_what_an_item_starts_from_is_asked_for_ahead(kernel: tuple[str, str, str]) -> None:
-    """By one role that is ahead, from the same places under the same conditions, where items follow one another."""
-    text, schedule = persistent(*kernel)
-    loaded, asked = state_moves(text, "load"), state_moves(text, "prefetch")
-    assert loaded
-    assert asked == loaded
-    assert schedule.prefetcher in {role.name for role in schedule.roles if role.name != "state"}
-    assert f"if tx < {schedule.prefetcher.upper()}_END:" in text[: text.index('"state::prefetch"')]
-    assert bool(state_moves(emitted(*kernel), "prefetch")) == schedule_of(kernel).options.persistent
-
-
-def state_moves(text: str, function: str) -> list[tuple[str, ...]]:
-    """Under which condition a device function of the carried value is called, for which place, with which strides."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        for call in (ast.unparse(statement) for statement in node.body) if isinstance(node, ast.If) else ():
-            if call.startswith(f"T.call_extern('handle', 'state::{function}'"):
-                arguments = [ast.unparse(argument) for argument in ast.parse(call, mode="eval").body.args]
-                place = next(i for i, argument in enumerate(arguments) if argument.startswith("T.address_of"))
-                found.append((ast.unparse(node.test), *arguments[place : place + 3]))
-    return found
