@@ -59,6 +59,10 @@ class Node:
     coefficients: tuple[int, ...] = ()
     key: str = ""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """In another process too there is one node for an expression."""
+        return make_node, (self.op, self.args, self.shape, self.value, self.coefficients)
+
     def __repr__(self) -> str:
         return f"<{self.key}: {self.shape[0]} x {self.shape[1]}>"
 

@@ -37,10 +37,10 @@ def verify_library(
     *,
     device: str = "cpu",
     seed: int = 0,
-    threads: int = 1,
+    processes: int = 1,
 ) -> list[Row]:
     """Two rows, o and final_state, for each case. `implementation` only names the rows."""
-    problems = make_problems(spec, kernel_form(derivation), cases, seed, threads)
+    problems = make_problems(spec, kernel_form(derivation), cases, seed, processes)
     return [row for problem in problems for row in verify_problem(operator, problem, implementation, device)]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +85,30 @@ def _check_finite(case: Case, inputs: Inputs, output: Array, state: Array) -> No
 
 
 def make_problems(
-    spec: OpSpec, form: Form, cases: Sequence[Case], seed: int = 0, threads: int = 1
+    spec: OpSpec, form: Form, cases: Sequence[Case], seed: int = 0, processes: int = 1
 ) -> tuple[Problem, ...]:
-    """Problems of several cases, in order, made by some threads at once."""
-    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        return tuple(pool.map(lambda case: make_problem(spec, form, case, seed), cases))
+    """Problems of several cases, in order, made by some processes at once: the oracle walks token by token, which no
+    second thread makes faster."""
+    processes = min(processes, len(cases))
+    if processes <= 1:
+        return tuple(make_problem(spec, form, case, seed) for case in cases)
+    # Not forked: the caller may have threads, and a GPU's context.
+    context = multiprocessing.get_context("spawn")
+    with _one_thread_each(), ProcessPoolExecutor(processes, mp_context=context) as pool:
+        made = pool.map(make_problem, repeat(spec), repeat(form), cases, repeat(seed))
+        return tuple(replace(problem, spec=spec, case=case) for problem, case in zip(made, cases, strict=True))
+
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """New processes do small products with one thread, unless the caller says otherwise."""
+    added = [name for name in _THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(added, "1"))
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

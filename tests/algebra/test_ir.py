@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -239,3 +240,9 @@ def test_show_writes_the_language_of_stages() -> None:
     assert show(ir.transpose(inverse), {inverse: "A"}) == "A^T"
     assert show(ir.linear(((-2, V), (1, ir.matmul(K, S))))) == "K @ S - 2 * V"
     assert show(ir.multiply(LOWER, ir.transpose(ir.to_end(G)))) == "tril(to_end(G)^T)"
+
+
+def test_an_expression_that_was_pickled_is_the_same_object() -> None:
+    """So that other processes look symbols up in it as this one does."""
+    expression = ir.multiply(ir.decay(G), GRAM)
+    assert pickle.loads(pickle.dumps(expression)) is expression

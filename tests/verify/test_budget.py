@@ -136,10 +136,10 @@ def test_heads_with_different_gates_keep_their_own_budgets() -> None:
     assert len(set(make_problem(spec, form, QUICK_BY_NAME["gate mixed"]).output_budget[0])) == 4
 
 
-def test_threads_do_not_change_the_problems() -> None:
+def test_processes_do_not_change_the_problems() -> None:
     spec, form = LOADED["simple_gla"], FORMS["simple_gla"]
     cases = [QUICK_BY_NAME[name] for name in ("T=65", "gate mixed", "padded tail")]
-    for one, two in zip(make_problems(spec, form, cases), make_problems(spec, form, cases, threads=2), strict=True):
+    for one, two in zip(make_problems(spec, form, cases), make_problems(spec, form, cases, processes=2), strict=True):
         assert one.case is two.case
         np.testing.assert_array_equal(one.output, two.output)
         np.testing.assert_array_equal(one.output_budget, two.output_budget)
