@@ -10,15 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qlagen.algebra.cache import derive_cached
 from qlagen.cli.output import print_lines, progress, spec_paths
-from qlagen.cli.verify import chosen_cases, import_library
+from qlagen.cli.verify import chosen_problems, import_library
 from qlagen.errors import QlagenError
-from qlagen.program.kernel_form import kernel_form
 from qlagen.spec.load import load_specs
 from qlagen.spec.model import OpSpec
 from qlagen.verify.emulator import STANDARD_MODES, Mode
-from qlagen.verify.problem import make_problems
 from qlagen.verify.report import Row, as_json, as_table, exit_status
 from qlagen.verify.simulate import SEGMENT
 from qlagen.verify.simulate_cases import Variant, simulate_variant
@@ -48,9 +45,7 @@ def _simulate(spec: OpSpec, options: argparse.Namespace, say: Callable[[str], No
         names = ", ".join(variant.name for variant in known)
         message = f"{spec.name} has no kernel variant named like {', '.join(options.kernel)}"
         raise QlagenError("E-KERNEL", message, notes=[f"variants: {names}"])
-    cases = chosen_cases(spec, options, DEFAULT_CASES)
-    say(f"{spec.name}: oracle and budgets of {len(cases)} cases")
-    problems = make_problems(spec, kernel_form(derive_cached(spec)), cases, options.seed, options.jobs)
+    problems = chosen_problems(spec, options, DEFAULT_CASES, say)
     modes = (Mode(),) if options.eager else STANDARD_MODES
     return [row for variant in chosen for row in simulate_variant(variant, problems, modes, say)]
 

@@ -16,9 +16,9 @@ from qlagen.errors import QlagenError
 from qlagen.program.kernel_form import kernel_form
 from qlagen.spec.load import load_specs
 from qlagen.spec.model import OpSpec
-from qlagen.verify.cases import SETS, Case, cases_for
+from qlagen.verify.cases import SETS, cases_for
 from qlagen.verify.library import verify_problem
-from qlagen.verify.problem import make_problems
+from qlagen.verify.problem import Problem, make_problems
 from qlagen.verify.report import Row, as_json, as_table, exit_status
 
 DEFAULT_CASES = "quick"
@@ -36,10 +36,14 @@ def run(options: argparse.Namespace) -> int:
     return exit_status(rows)
 
 
-def chosen_cases(spec: OpSpec, options: argparse.Namespace, default: str) -> tuple[Case, ...]:
-    """The cases that the arguments ask for and that apply to the spec."""
-    cases = cases_for(spec, SETS[options.cases or default])
-    return tuple(case for case in cases if not options.case or any(text in case.name for text in options.case))
+def chosen_problems(
+    spec: OpSpec, options: argparse.Namespace, default: str, say: Callable[[str], None]
+) -> tuple[Problem, ...]:
+    """Oracle and budgets of the cases that the arguments ask for and that apply to the spec."""
+    found = cases_for(spec, SETS[options.cases or default])
+    cases = [case for case in found if not options.case or any(text in case.name for text in options.case)]
+    say(f"{spec.name}: oracle and budgets of {len(cases)} cases")
+    return make_problems(spec, kernel_form(derive_cached(spec)), cases, options.seed, options.jobs)
 
 
 def import_library(folder: Path) -> Any:
@@ -62,9 +66,7 @@ def _verify(spec: OpSpec, library: Any, options: argparse.Namespace, say: Callab
     if operator is None:
         hints = ["build the library from the same specs"]
         raise QlagenError("E-LIBRARY", f"{options.library} has no chunk_{spec.name}", hints=hints)
-    cases = chosen_cases(spec, options, DEFAULT_CASES)
-    say(f"{spec.name}: oracle and budgets of {len(cases)} cases")
-    problems = make_problems(spec, kernel_form(derive_cached(spec)), cases, options.seed, options.jobs)
+    problems = chosen_problems(spec, options, DEFAULT_CASES, say)
     rows: list[Row] = []
     for index, problem in enumerate(problems):
         say(f"{spec.name}: {problem.case.name} ({index + 1} of {len(problems)})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from qlagen.errors import QlagenError
 from qlagen.schedule.handover import check_handover
@@ -162,15 +162,15 @@ def _check_step_in_flight(role: Role, flight: Iterable[Step], step: Step, fragme
 def check_fences(schedule: Schedule, role: Role) -> None:
     """A generic write that wgmma of another role reads is fenced before it is announced; one that only TMA reads, by
     the role that stores it, between its wait for the write and the store."""
-    _check_stores(schedule, role)
     rings = {ring.name: ring for ring in schedule.rings}
     ready = {ring: barrier.name for barrier in schedule.barriers if not barrier.releases for ring in barrier.rings}
+    _check_stores(rings, ready, role)
     unfenced: dict[str, str] = {}
     for instruction in role.body:
         step = instruction.step
         if instruction.kind == "fence":
             unfenced.clear()
-        elif step is not None and step.ring_out in ready and _is_fenced_by_writer(rings[step.ring_out or ""]):
+        elif step is not None and step.ring_out in ready and rings[step.ring_out or ""].fenced_by_writer:
             unfenced[ready[step.ring_out or ""]] = step.ring_out or ""
         elif instruction.kind == "arrive" and instruction.barrier in unfenced:
             ring = unfenced[instruction.barrier or ""]
@@ -178,21 +178,17 @@ def check_fences(schedule: Schedule, role: Role) -> None:
             raise QlagenError("E-FENCE", message, hints=["put a fence between the write and the arrival"])
 
 
-def _is_fenced_by_writer(ring: Ring) -> bool:
-    return ring.async_read and not ring.fenced_by_reader
-
-
-def _check_stores(schedule: Schedule, role: Role) -> None:
+def _check_stores(rings: Mapping[str, Ring], ready: Mapping[str, str], role: Role) -> None:
     """A missing or late wait is left to the protocol check."""
-    ready = {ring: barrier.name for barrier in schedule.barriers if not barrier.releases for ring in barrier.rings}
-    readers = {ring.name for ring in schedule.rings if ring.fenced_by_reader}
+    fenced_here = {name for name, ring in rings.items() if ring.fenced_by_reader}
+    announced = {ready.get(name) for name in fenced_here}
     fenced = False
     for instruction in role.body:
         if instruction.kind == "fence":
             fenced = True
-        elif instruction.kind == "wait" and instruction.barrier in {ready.get(ring) for ring in readers}:
+        elif instruction.kind == "wait" and instruction.barrier in announced:
             fenced = False
-        elif instruction.kind == "store" and instruction.ring in readers and not fenced:
+        elif instruction.kind == "store" and instruction.ring in fenced_here and not fenced:
             barrier = ready[instruction.ring or ""]
             message = f"role {role.name} stores {instruction.ring} by TMA without a proxy fence behind {barrier}"
             raise QlagenError("E-FENCE", message, hints=["put a fence between the wait and the store"])

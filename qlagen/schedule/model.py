@@ -75,6 +75,10 @@ class Ring:
     heads: int = 1
     """Tiles of so many heads in a slot: value heads, or key heads in what they share."""
 
+    @property
+    def fenced_by_writer(self) -> bool:
+        return self.async_read and not self.fenced_by_reader
+
 
 @dataclass(frozen=True)
 class Step:

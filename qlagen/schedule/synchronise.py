@@ -227,8 +227,7 @@ class _ComputeBody:
         if step.ring_out is None or step.ring_out not in self.assignment.ready:
             return []
         name = self.assignment.ready[step.ring_out]
-        ring = self.skeleton.ring(step.ring_out)
-        if ring.async_read and not ring.fenced_by_reader:
+        if self.skeleton.ring(step.ring_out).fenced_by_writer:
             self.unfenced.add(name)
         if self.announced[name] != position:
             return []
