@@ -18,8 +18,10 @@ PASS_CONFIGS = {
     "tl.enable_fast_math": True,
     "tl.disable_thread_storage_sync": True,
     "tl.disable_safe_memory_legalize": True,
+    "tl.disable_buffer_init_check": True,
 }
-"""TileLang passes: approximate exp2, no synchronisation but the schedule's, no bounds guards on masked accesses."""
+"""TileLang passes: approximate exp2, no synchronisation but the schedule's, no bounds guards on masked accesses, and no
+warning of what it takes for reads (see `move_matrices` in operations.jinja)."""
 _ALWAYS = ("VALUE_TILE", "THREADS")
 """Constants that are exports too."""
 

@@ -185,3 +185,14 @@ def columns_of(dims: Dims, carried: bool) -> str:
     """The slice of a tile's columns that a CTA works on."""
     tiled = carried and dims[1] == "V"
     return "value_column:value_column + VALUE_TILE" if tiled else ":"
+
+
+def chunk_item(context: Context) -> tuple[str, str]:
+    """The item of an iteration of a chunk-parallel kernel, the last one first: the next kernel starts with the first
+    chunks, which the L2 cache still holds then."""
+    return "item", f"{chunk_items(context)} - 1 - block - step * workers"
+
+
+def chunk_items(context: Context) -> str:
+    """How many items a chunk-parallel kernel has."""
+    return f"used * {'value_heads' if context.heads == 1 else 'units'}"

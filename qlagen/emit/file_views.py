@@ -126,6 +126,8 @@ class KernelView:
     registers: tuple[RegisterView, ...]
     integers: tuple[str, ...]
     prologue: tuple[tuple[str, str], ...]
+    waits_before: str | None
+    """The integer of the prologue before which all threads wait for the kernel before; None: roles wait. See `early`."""
     layouts: tuple[tuple[str, str], ...]
     padding: tuple[PaddedTensor, ...]
     compute: tuple[RoleView, ...]

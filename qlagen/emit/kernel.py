@@ -9,6 +9,7 @@ from qlagen.emit import file_views, mover_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
+from qlagen.emit.early import mover_waits, waits_before
 from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, loop_bounds, mover_loops, token_stride
@@ -67,6 +68,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         registers=register_views(context, lines),
         integers=written_integers((*entries, *item_prologue(context)), lines),
         prologue=entries,
+        waits_before=waits_before(context, [name for name, _ in entries]),
         layouts=layouts(context, lines),
         padding=_padding(context),
         compute=compute_views,
@@ -137,18 +139,19 @@ def _item_end(context: Context) -> tuple[views.Line, ...]:
 
 
 def _mover_role(context: Context, role: Role) -> file_views.RoleView:
+    once, last = mover_waits(context, role)
     return file_views.RoleView(
         name=role.name,
         end=end_thread(role),
         registers=None,
         increase=False,
-        once=(),
+        once=once,
         items=item_count(context) if context.persistent else None,
         item=item_prologue(context),
         before=(),
         loops=mover_loops(context, role),
         after=_item_end(context),
-        last=(),
+        last=last,
     )
 
 

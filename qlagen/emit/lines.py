@@ -8,6 +8,7 @@ from qlagen.emit import views
 from qlagen.emit.context import (
     STAGES,
     Context,
+    chunk_item,
     end_thread,
     first_thread,
     ring_name,
@@ -31,11 +32,9 @@ def role_lines(context: Context, role: Role) -> tuple[views.Line, ...]:
     """The loop body of a compute role."""
     lines = tuple(_line(context, role, instruction) for instruction in role.body)
     counted = any(isinstance(line, views.InverseHeads) for line in lines)
-    return (views.Assign((ITEM, *head_counts(context))), *lines) if counted else tuple(lines)
+    return (views.Assign((chunk_item(context), *head_counts(context))), *lines) if counted else tuple(lines)
 
 
-ITEM = ("item", "block + step * workers")
-"""An item of a persistent grid."""
 GROUP = ("group", "T.truncmod(item, groups)")
 """Which of the groups of a key head's value heads an item works on."""
 

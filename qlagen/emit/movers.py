@@ -12,6 +12,7 @@ from qlagen.emit.context import (
     SWIZZLE_COLUMNS,
     TILE,
     Context,
+    chunk_item,
     columns_of,
     ring_name,
     slot,
@@ -19,7 +20,8 @@ from qlagen.emit.context import (
     stage,
     stage_head,
 )
-from qlagen.emit.lines import ITEM, barrier_line, has_head, head_counts
+from qlagen.emit.early import waits_between
+from qlagen.emit.lines import barrier_line, has_head, head_counts
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Tensor
 from qlagen.program.triangle import Strip, strips
@@ -100,7 +102,7 @@ def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
         if chunks:
             values += [("slot", "first_slot + step")]
         return views.Assign(tuple(values))
-    values += [ITEM, *_head_coordinates(context, any(tensor.head == "key" for tensor in tensors))]
+    values += [chunk_item(context), *_head_coordinates(context, any(tensor.head == "key" for tensor in tensors))]
     if tokens:
         values += [("start", "chunk_first[slot]"), ("rows", "chunk_rows[slot]")]
     return views.Assign(tuple(values))
@@ -215,6 +217,7 @@ def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> mover_views.
         landed=landed_barrier(role),
         phase="0" if once else "cuts % 2",
         counter=None if once else "cuts",
+        awaited=waits_between(context, role),
     )
 
 

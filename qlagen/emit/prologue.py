@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlagen.emit.constants import Entries
-from qlagen.emit.context import DONE, HEAD, HEADS, Context
+from qlagen.emit.context import DONE, HEAD, HEADS, Context, chunk_items
 from qlagen.program.ir import Segment, Tensor
 
 _USED = ("used", "T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)")
@@ -20,8 +20,7 @@ def prologue(context: Context) -> Entries:
         return (("item", "block"), ("done", "0"), *(() if context.segment else (("cuts", "0"),)))
     if not context.carried:
         shared = any(tensor.head == "key" for tensor in _loaded(context))
-        items = f"used * {'value_heads' if context.heads == 1 else 'units'}"
-        loop = (_USED, ("iterations", _share(items)), ("cuts", "0"))
+        loop = (_USED, ("iterations", _share(chunk_items(context))), ("cuts", "0"))
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from qlagen.emit import views
 from qlagen.emit.context import Context, first_thread, role_warp
+from qlagen.emit.early import waits_late
 from qlagen.emit.matrices import WARP_ROWS
 from qlagen.errors import QlagenError
 from qlagen.schedule.model import Role
@@ -86,7 +87,7 @@ def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
     if context.segment is not None:
         return _segment_sources(context, role)
     return (
-        views.StateSource("follows != 0", _reached(context, role, "segment - 1 - sequence")),
+        views.StateSource("follows != 0", _reached(context, role, "segment - 1 - sequence"), awaited=waits_late(context)),
         views.StateSource("opens * has_initial_state != 0", _callers(context, role, "initial_state")),
     )
 

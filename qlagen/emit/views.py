@@ -247,11 +247,13 @@ class StateTile:
 
 @dataclass(frozen=True)
 class StateSource:
-    """Where the carried value starts from, when `condition` holds: memory, or an entry's `value`."""
+    """Where the carried value starts from, when `condition` holds: memory, or an entry's `value`; `awaited`: what a
+    kernel before made."""
 
     condition: str
     tile: StateTile | None
     value: str = ""
+    awaited: bool = False
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,13 @@ class WaitGroups(Line):
 @dataclass(frozen=True)
 class Fence(Line):
     macro = "fence"
+
+
+@dataclass(frozen=True)
+class AwaitKernel(Line):
+    """Waits until the kernel before has ended; see `early`."""
+
+    macro = "await_kernel"
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ class EmulatedOperator:
         self.kernels = tuple(_build(module, data_type, out_dir) for module in kernels)
 
     def __call__(self, call: Call, mode: Mode = EAGER, workers: int = WORKERS) -> dict[str, Any]:
-        """Launches the kernels one after another; every buffer that they fill starts as NaN. Segments are made only
-        where sequences are cut, and are joined before a kernel walks them.
+        """Launches the kernels one after another; every buffer that they fill starts as NaN, and is NaN for later ones
+        until they wait for the kernel before. Segments are made only where sequences are cut, and are joined before a
+        kernel walks them.
 
         Returns all buffers by name, the final state as [sequences, value_heads, *state_shape] (transposed when
         `value_first`). Raises what `EmulatedKernel` raises.
@@ -76,16 +77,18 @@ class EmulatedOperator:
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
         sizes |= {"segments": sequences.segments, "segment_bounds": sequences.segments + 1, "joints": sequences.joints}
         sizes["chunk_count"] = sequences.slots(tokens)
+        made: set[str] = set()
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             if module.KIND == SEGMENT and not any(call.cuts):
                 continue
             if module.KIND == WALK and "segment_joined" in pool:
                 join_segments(pool["segment_state"], pool["segment_joined"], pool["segment_sequence"], call.state_shape)
-            _allocate(torch, kernel, pool, sizes)
+            handed_over = made & set(module.TENSORS)
+            made |= _allocate(torch, kernel, pool, sizes)
             arguments = {name: pool[name] for name in module.TENSORS}
             numbers = {**call.numbers, **_integers(call, workers)}
             arguments |= {name: numbers[name] for name, _ in module.SCALARS}
-            kernel(mode=mode, **arguments)
+            kernel.run(arguments, mode, handed_over=handed_over)
         shape = call.state_shape[::-1] if call.value_first else call.state_shape
         pool["final_state"] = pool["final_state"].reshape(*state[:2], *shape)
         return pool
@@ -110,8 +113,9 @@ def _integers(call: Call, workers: int) -> dict[str, float]:
     }
 
 
-def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: Mapping[str, int]) -> None:
-    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN, or of an odd number."""
+def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: Mapping[str, int]) -> set[str]:
+    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN, or of an odd number. Returns names."""
+    made = set()
     for parameter in kernel.lowered.parameters:
         if parameter.shape is not None and parameter.name not in pool:
             shape = [size if isinstance(size, int) else sizes[size] for size in parameter.shape]
@@ -119,3 +123,5 @@ def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: M
             pool[parameter.name] = torch.full(
                 shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype
             )
+            made.add(parameter.name)
+    return made

@@ -168,11 +168,17 @@ def test_launcher_refuses_what_it_does_not_know() -> None:
         source.launcher(f"TL_EXPORT {HOST.replace('int heads', 'int extra')} {{", LAUNCHED)
 
 
-def test_kernels_do_not_start_early() -> None:
-    text = "attribute[0].val.programmaticStreamSerializationAllowed = 1;"
-    assert source.without_early_start(text) == text.replace("= 1", "= 0")
+def test_the_caller_says_which_kernels_start_early() -> None:
+    allowed = "attribute[0].val.programmaticStreamSerializationAllowed = 1;"
+    text = f"cudaGridDependencySynchronize(); {allowed}"
+    assert source.with_early_start(text) == source.EARLY_START + text.replace("= 1", "= early_start")
     with pytest.raises(BuildError, match=r"version 0\.1\.15 is supported"):
-        source.without_early_start("another wrapper")
+        source.with_early_start("another wrapper")
+    with pytest.raises(BuildError, match="does not call cudaGridDependencySynchronize"):
+        source.with_early_start(allowed)
+    launched = source.launcher(f"TL_EXPORT {HOST} {{", LAUNCHED)
+    assert "int64_t heads, int64_t early) {" in launched
+    assert launched.index("early_start = static_cast<int>(early);") < launched.index("call(")
 
 
 # Finding and loading
@@ -274,4 +280,4 @@ def test_a_real_kernel_is_built_and_loaded(tmp_path: Path, monkeypatch: pytest.M
         tensors = [torch.zeros(1) for _ in kernel.tensors]
         numbers = [1.0 if kind == "float32" else 1 for _, kind in kernel.scalars]
         with pytest.raises(ValueError, match=f"{kernel.tensors[0]} is not on a CUDA device"):
-            launch(*tensors, *numbers, *(1 for _ in kernel.dynamic))
+            launch(*tensors, *numbers, *(1 for _ in kernel.dynamic), loader.EARLY)

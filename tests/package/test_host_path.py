@@ -19,7 +19,7 @@ from qla_ops import chunk_gated_delta_rule
 from qla_ops.runtime import choose, costs, hopper
 from qla_ops.runtime.builder import kernel_file
 from qla_ops.runtime.choose import OPERATORS, Device
-from qla_ops.runtime.loader import JOIN
+from qla_ops.runtime.loader import EARLY, JOIN, NOT_EARLY
 from qla_ops.runtime.plan import AUTOMATIC, NEVER
 from qla_ops.runtime.records import Kernel
 from qlagen.emit.load import load_kernel
@@ -46,7 +46,8 @@ def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
     wanted = [parameter.name for parameter in target.lowered.parameters]
 
     def launch(*values: Any) -> None:
-        given = dict(zip(kernel.parameters, values, strict=True))
+        assert values[-1] in (NOT_EARLY, EARLY)
+        given = dict(zip(kernel.parameters, values[:-1], strict=True))
         # The host passes memory, whatever its shape; the emulator wants the declared one, even of an absent state.
         uncut = given.get("segment_state") is given.get("o")
         for name in given.keys() & TOKENS:
@@ -118,6 +119,20 @@ def check(values: dict[str, torch.Tensor], **options: Any) -> None:
 def test_equal_lengths() -> None:
     """Two rows, no initial state; the tables come from integers."""
     check(inputs(batch=2, length=70))
+
+
+@pytest.mark.parametrize(("packed", "parts"), [(False, NEVER), (False, 4), (True, NEVER), (True, 4)])
+def test_only_the_first_kernel_waits_for_all_that_came_before(
+    packed: bool, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed calls begin with the kernel that makes their tables."""
+    launched: list[int] = []
+    monkeypatch.setattr(hopper.loader, "function", lambda kernel, data_type: lambda *values: launched.append(values[-1]))
+    tables = hopper.packed_tables(torch.tensor([0, 512]), 512, 64)
+    monkeypatch.setattr(hopper, "packed_tables", lambda *_: tables)
+    run(inputs(length=512), cu_seqlens=torch.tensor([0, 512]) if packed else None, parts=parts)
+    assert launched == [EARLY if packed else NOT_EARLY, *[EARLY] * (len(launched) - 1)]
+    assert len(launched) == (2 if parts == NEVER or packed else 4)
 
 
 @pytest.mark.slow

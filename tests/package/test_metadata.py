@@ -121,3 +121,46 @@ def test_tables_of_a_capture_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     first = equal_length_tables(2, 100, CHUNK, CPU)
     assert equal_length_tables(2, 100, CHUNK, CPU) is not first
     assert not metadata._CACHE
+
+
+def test_tables_that_a_capture_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph holds their addresses."""
+    monkeypatch.setattr(metadata, "_CACHE", type(metadata._CACHE)())
+    monkeypatch.setattr(metadata, "_FOR_GOOD", {})
+    first = equal_length_tables(2, 100, CHUNK, CPU)
+    monkeypatch.setattr(metadata, "_capturing", lambda device: True)
+    assert equal_length_tables(2, 100, CHUNK, CPU) is first
+    monkeypatch.setattr(metadata, "_capturing", lambda device: False)
+    for length in range(1, 200):
+        equal_length_tables(1, length, CHUNK, CPU)
+    assert equal_length_tables(2, 100, CHUNK, CPU) is first
+    assert len(metadata._CACHE) == metadata._CACHE_ENTRIES
+
+
+class Event:
+    done = False
+
+    def query(self) -> bool:
+        assert not metadata._capturing(CPU)
+        return self.done
+
+
+def test_tables_of_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used when they are there, as far as is known; a capture cannot ask."""
+    event, stream, capturing = Event(), [1], [False]
+    monkeypatch.setattr(metadata, "_CACHE", type(metadata._CACHE)())
+    monkeypatch.setattr(metadata, "_FOR_GOOD", {})
+    monkeypatch.setattr(metadata, "_mark", lambda device: event)
+    monkeypatch.setattr(metadata, "_stream", lambda device: stream[0])
+    monkeypatch.setattr(metadata, "_capturing", lambda device: capturing[0])
+    first = equal_length_tables(2, 100, CHUNK, CPU)
+    stream[0] = 2
+    assert equal_length_tables(2, 100, CHUNK, CPU) is not first
+    event.done, capturing[0] = True, True
+    assert equal_length_tables(2, 100, CHUNK, CPU) is not first
+    assert not metadata._FOR_GOOD
+    capturing[0] = False
+    assert equal_length_tables(2, 100, CHUNK, CPU) is first
+    capturing[0] = True
+    assert equal_length_tables(2, 100, CHUNK, CPU) is first
+    assert [kept.tables for kept in metadata._FOR_GOOD.values()] == [first]

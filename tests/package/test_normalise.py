@@ -10,7 +10,7 @@ import torch
 
 from qla_ops.runtime import normalise
 from qla_ops.runtime.builder import kernel_file
-from qla_ops.runtime.loader import UNIT_VECTORS
+from qla_ops.runtime.loader import NOT_EARLY, UNIT_VECTORS
 from qla_ops.runtime.normalise import launch, unit_vectors
 from qla_ops.runtime.records import Kernel
 from qlagen.verify.emulator import EmulatedKernel, Launch, LoweredKernel, Mode, Parameter, build_emulated
@@ -39,7 +39,8 @@ def emulator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         assert (wanted, data_type) == (UNIT_VECTORS, "float32")
 
         def run(*values: Any) -> None:
-            given = dict(zip(UNIT_VECTORS.parameters, values, strict=True))
+            assert values[-1] == NOT_EARLY
+            given = dict(zip(UNIT_VECTORS.parameters, values[:-1], strict=True))
             launches.append({name: value for name, value in given.items() if isinstance(value, int)})
             unit = given["unit"]
             unit.fill_(float("nan"))

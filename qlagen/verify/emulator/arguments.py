@@ -60,6 +60,10 @@ class GuardedBuffer:
         ctypes.memset(self.address - _GUARD_BYTES, 0xFF, self._bytes + 2 * _GUARD_BYTES)
         ctypes.memmove(self.address, tensor.data_ptr(), self._bytes)
 
+    def held(self) -> tuple[int, ctypes.Array[ctypes.c_char], int]:
+        """Its address, a copy of what it holds, and how many bytes."""
+        return self.address, ctypes.create_string_buffer(ctypes.string_at(self.address, self._bytes)), self._bytes
+
     def is_intact(self) -> bool:
         guard = b"\xff" * _GUARD_BYTES
         before = ctypes.string_at(self.address - _GUARD_BYTES, _GUARD_BYTES)

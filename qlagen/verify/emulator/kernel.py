@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,11 +91,19 @@ class EmulatedKernel:
         """`run` with the arguments as keywords."""
         self.run(arguments, mode, blocks)
 
-    def run(self, arguments: Mapping[str, Any], mode: Mode = Mode(), blocks: Sequence[Block] = ()) -> None:
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        mode: Mode = Mode(),
+        blocks: Sequence[Block] = (),
+        handed_over: Collection[str] = (),
+    ) -> None:
         """Runs the host `call`: encodes tensor maps, then every block of every launch, or only `blocks` (x, y, z).
 
         Tensors are contiguous CPU tensors and are changed in place; dynamic dimensions follow from their shapes.
-        Every block starts with shared memory full of NaN. Raises QlagenError: E-EMU-ARGUMENT for a wrong argument,
+        Every block starts with shared memory full of NaN. Tensors in `handed_over`, which the kernel must not write, are
+        made by the kernel before: in every block they are full of NaN until a thread waits for that kernel's end, in
+        late modes while any warp can run. Raises QlagenError: E-EMU-ARGUMENT for a wrong argument,
         E-EMU-<KIND> for what a kernel did wrong (DEADLOCK, OVER-ARRIVAL, UNINITIALISED, SHARED-BOUNDS, MISALIGNED,
         BARRIER-COUNT, DIVERGED, REGISTERS, PROXY-FENCE, IN-FLIGHT, TENSOR-MAP, OUT-OF-BOUNDS, ...).
         """
@@ -106,6 +114,10 @@ class EmulatedKernel:
         switches = (int(mode.lazy), int(mode.late), seeded, seed, _FENCE_RULES[mode.fences])
         with _ONE_AT_A_TIME:
             self._loaded.emulator_configure(*switches, chosen, len(blocks))
+            buffers = {id(bound.buffers[name]): bound.buffers[name] for name in handed_over}
+            copies = [buffer.held() for buffer in buffers.values()]
+            for address, held, count in copies:
+                self._loaded.emulator_hand_over(ctypes.c_void_p(address), held, ctypes.c_uint64(count))
             code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))
         bound.finish(self.name)
         if code:

@@ -16,6 +16,7 @@ constexpr unsigned kAll = 0xffffffffu;
 constexpr int64_t kNever = INT64_MAX;
 
 static char error_buf[256];
+static thread_local int early_start = 0;  // see qla_ops/runtime/source.py
 
 // `Weights` of model.py.
 struct Weights {
@@ -281,6 +282,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) tables_kernel(
     const int* given, int* cu_seqlens, int* chunk_offsets, int* chunk_first, int* chunk_rows, int* sequence_segments,
     int* segment_offsets, int* segment_chunks, int* segment_sequence, int* chains, int wide, int sequences, int tokens,
     int chunk, int chunk_count, int segments, int chain_count, int parts, int length, Weights weights) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
   __shared__ int warps[32];
   // Copies of short tables, which are read again and again.
   __shared__ int tokens_kept[1024];
@@ -345,6 +348,11 @@ extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, i
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = 0;
   config.stream = stream;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = early_start;
+  config.attrs = &early;
+  config.numAttrs = 1;
   cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first,
       chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences,
       tokens, chunk, chunk_count, segments, chain_count, parts, length, weights);

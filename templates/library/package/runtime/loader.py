@@ -80,12 +80,15 @@ SHARED = (TABLES, UNIT_VECTORS, JOIN)
 """Kernels that belong to no operator, each built for its one data type."""
 
 Function = Callable[..., Any]
+NOT_EARLY, EARLY = 0, 1
+"""What a launch takes last: whether the kernel may start while the one before it on the stream still runs. The first
+one of a call does not, whatever ran before it."""
 _LOCK = threading.Lock()
 _LOADED: dict[tuple[str, str], Function] = {}
 
 
 def function(kernel: Kernel, data_type: str) -> Function:
-    """The launch function of a kernel; it takes the values of ``kernel.parameters``, in that order.
+    """The launch function of a kernel; it takes the values of ``kernel.parameters``, in that order, and `EARLY` or not.
 
     Raises BuildError or LoadError.
     """

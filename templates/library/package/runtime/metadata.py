@@ -25,6 +25,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,18 +57,24 @@ class Tables:
 def equal_length_tables(batch: int, length: int, chunk: int, device: torch.device, parts: int = 1) -> Tables:
     """Tables of B sequences of T tokens each, cut into `parts` segments where their chunks allow.
 
-    They depend on integers only, so they are kept.
+    They depend on integers only, so they are kept: the last ones used, and for good those that are not of one stream
+    alone: a CUDA graph holds addresses only, and another stream may read them later than this one frees them.
     """
-    key = (batch, length, chunk, parts, device, _stream(device))
+    key = (batch, length, chunk, parts, device)
+    stream, capturing = _stream(device), _capturing(device)
     with _LOCK:
-        if key in _CACHE:
-            _CACHE.move_to_end(key)
-            return _CACHE[key]
+        kept = _FOR_GOOD.get(key) or _CACHE.get(key)
+        if kept is not None and kept.serves(stream, capturing):
+            if capturing or stream != kept.stream:
+                _FOR_GOOD[key] = kept
+            elif key in _CACHE:
+                _CACHE.move_to_end(key)
+            return kept.tables
     tables = _equal_length_tables(batch, length, chunk, device, parts)
     # What is made while a CUDA graph is captured exists only when the graph is replayed.
-    if not _capturing(device):
+    if kept is None and not capturing:
         with _LOCK:
-            _CACHE[key] = tables
+            _CACHE[key] = _Kept(tables, stream, _mark(device))
             while len(_CACHE) > _CACHE_ENTRIES:
                 _CACHE.popitem(last=False)
     return tables
@@ -88,7 +95,7 @@ def packed_tables(cu_seqlens: Tensor, tokens: int, chunk: int, cutting: Cutting 
     made = [torch.empty(n, dtype=torch.int32, device=given.device) for n in sizes]
     numbers = (int(given.dtype == torch.int64), sequences, tokens, chunk, count, segments, chain_count)
     how = (cutting.parts, cutting.length, *cutting.weights)
-    loader.function(loader.TABLES, "int32")(given, *made, *numbers, *how)
+    loader.function(loader.TABLES, "int32")(given, *made, *numbers, *how, loader.NOT_EARLY)
     offsets, chunk_offsets, first, rows, _, *cut = made
     return Tables(offsets, chunk_offsets, first, rows, count, *cut, segments, segments - sequences, chain_count)
 
@@ -172,8 +179,27 @@ def _equal_length_tables(batch: int, length: int, chunk: int, device: torch.devi
     )
 
 
+@dataclass
+class _Kept:
+    """Tables, the stream that they were made on, and whether they are there for other streams too."""
+
+    tables: Tables
+    stream: int
+    made: Any
+    """An event behind the kernels that made them; None once they have run."""
+
+    def serves(self, stream: int, capturing: bool) -> bool:
+        # A capture forbids questions about events.
+        if self.made is not None and not capturing and self.made.query():
+            self.made = None
+        return stream == self.stream or self.made is None
+
+
+def _mark(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
 def _stream(device: torch.device) -> int:
-    """Tables made on one stream are not yet there for another."""
     return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 
@@ -182,4 +208,6 @@ def _capturing(device: torch.device) -> bool:
 
 
 _LOCK = threading.Lock()
-_CACHE: OrderedDict[tuple[int, int, int, int, torch.device, int], Tables] = OrderedDict()
+_Key = tuple[int, int, int, int, torch.device]
+_CACHE: OrderedDict[_Key, _Kept] = OrderedDict()
+_FOR_GOOD: dict[_Key, _Kept] = {}

@@ -42,7 +42,7 @@ def launch(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     padded = rows + [first] * (AT_ONCE - len(rows))
     numbers = (_TYPES[first.dtype], len(rows), batch * length * heads, heads, width)
     function = loader.function(loader.UNIT_VECTORS, loader.UNIT_VECTORS.data_types[0])
-    function(*padded, unit, *numbers, *(_token_stride(tensor) for tensor in padded))
+    function(*padded, unit, *numbers, *(_token_stride(tensor) for tensor in padded), loader.NOT_EARLY)
     return unit.unbind()
 
 

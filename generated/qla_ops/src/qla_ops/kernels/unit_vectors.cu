@@ -18,6 +18,7 @@ constexpr int kPiece = 16;
 constexpr float kEpsilon = 1e-6f;
 
 static char error_buf[256];
+static thread_local int early_start = 0;  // see qla_ops/runtime/source.py
 
 struct Sources {
   const void* data[kTensors];
@@ -41,6 +42,8 @@ __device__ __forceinline__ void narrow(float value, float& result) { result = va
 template <class T, int kCount>
 __global__ void __launch_bounds__(256) unit_vectors_kernel(
     Sources sources, T* unit, int rows, int heads, int width, int lanes) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
   using Element = Piece<T, kCount>;
   constexpr int kMost = kLongest > kLanes * kCount ? kLongest / (kLanes * kCount) : 1;
   const int row = static_cast<int>(blockIdx.x) * (kThreads / lanes) + static_cast<int>(threadIdx.x) / lanes;
@@ -94,6 +97,11 @@ cudaError_t launch_pieces(
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = 0;
   config.stream = stream;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = early_start;
+  config.attrs = &early;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(
       &config, unit_vectors_kernel<T, kCount>, sources, static_cast<T*>(unit), rows, heads, width, lanes);
 }

@@ -84,9 +84,12 @@ def forward(
         "has_spare_chunks": int(cu_seqlens is not None),
         "value_heads": value_heads,
     }
+    # The first kernel of a call waits for all that was launched before it; packed calls began with their tables.
+    early = loader.NOT_EARLY if cu_seqlens is None else loader.EARLY
     for launch in _launches(operator, o, plan, tables, key_heads):
         values["workers"] = launch.workers
-        launch.function(*[values[name] for name in launch.parameters])
+        launch.function(*[values[name] for name in launch.parameters], early)
+        early = loader.EARLY
     return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
 
 

@@ -1,7 +1,12 @@
 """CUDA source of a kernel: TileLang lowers it, its own host function encodes the tensor maps and launches.
 
-The function appended here has a fixed parameter order (tensors, numbers, run-time dimensions), takes torch tensors
-through apache-tvm-ffi, launches on the first tensor's device and torch's current stream, and needs no TileLang.
+The function appended here has a fixed parameter order (tensors, numbers, run-time dimensions, whether it may start
+early), takes torch tensors through apache-tvm-ffi, launches on the first tensor's device and torch's current stream,
+and needs no TileLang.
+
+A kernel that starts early (programmatic dependent launch) is on its way while the kernel before it on the stream still
+runs. It waits for that one before it touches what kernels of the call hand to one another, and it lets the next one
+start only when it has waited itself. So all before that one have ended: their results, the tables say, can be read.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from qla_ops.runtime.errors import BuildError
 from qla_ops.runtime.records import Kernel
 
 _C_TYPES = {"float32": "double", "int32": "int64_t"}
+
+EARLY_START = "static thread_local int early_start = 0;\n"
+"""Whether the next launch of a library may start early; CUDA files of this package declare it themselves."""
 
 _LAUNCHER = r"""
 #include <atomic>
@@ -48,11 +56,12 @@ void prepare(int device) {{
   if (known) prepared[device].store(true, std::memory_order_release);
 }}
 
-void launch({parameters}) {{
+void launch({parameters}, int64_t early) {{
   const DLDevice device = {first}.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "{first} is not on a CUDA device";
   CurrentDevice current(device.device_id);
   prepare(device.device_id);
+  early_start = static_cast<int>(early);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   if (call({arguments}, stream) != 0) TVM_FFI_THROW(RuntimeError) << get_last_error();
 }}
@@ -84,16 +93,18 @@ def lower(module: Any, data_type: str) -> str:
         host_mod=artifact.host_mod,
         pass_configs=configs,
     )
-    return without_early_start(wrapper.lib_code)
+    return with_early_start(wrapper.lib_code)
 
 
-def without_early_start(source: str) -> str:
-    """TileLang's host function lets every kernel start before its predecessor on the stream has finished. Ours do not
-    wait for it themselves, so that would be a race."""
+def with_early_start(source: str) -> str:
+    """TileLang's host function lets every kernel start early. Here the caller decides, launch by launch."""
     found = "programmaticStreamSerializationAllowed = 1"
+    waits = "cudaGridDependencySynchronize()"
     if found not in source:
         raise BuildError("the host function of this tilelang version has another form; version 0.1.15 is supported")
-    return source.replace(found, "programmaticStreamSerializationAllowed = 0")
+    if waits not in source:
+        raise BuildError(f"a kernel that may start early does not call {waits}")
+    return EARLY_START + source.replace(found, "programmaticStreamSerializationAllowed = early_start")
 
 
 def launcher(source: str, kernel: Kernel) -> str:

@@ -53,6 +53,9 @@ using CollectiveAction = void (*)(void* const slots[32], unsigned mask, const vo
 void warp_collective(Collective kind, unsigned mask, void* slot, CollectiveAction action,
                      const void* context = nullptr);
 
+// Blocks until the kernel before has ended: then what it handed over is there.
+void await_kernel();
+
 }  // namespace emu
 
 // A warp-wide barrier; memory effects need no model, since fibers never run at the same time.
@@ -66,7 +69,7 @@ int __syncthreads_count(int predicate);
 inline int __syncthreads_and(int predicate) { return __syncthreads_count(!predicate) == 0; }
 inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
 
-inline void cudaGridDependencySynchronize() {}
+inline void cudaGridDependencySynchronize() { emu::await_kernel(); }
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __threadfence() { emu::preemption_point(); }
 inline void __threadfence_block() { emu::preemption_point(); }

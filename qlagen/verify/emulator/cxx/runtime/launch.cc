@@ -19,6 +19,31 @@ std::vector<StaticVariable> static_variables;
 uint32_t static_end = kDynamicSharedBytes;
 std::vector<dim3> chosen_blocks;
 
+// What the kernel before makes. In each block, which might be the first one to run, it is there when a thread has waited
+// for that kernel's end.
+struct HandedOver {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+std::vector<HandedOver> handed_over;
+WaitQueue awaiting;
+bool awaited, ended;
+
+void begin_kernel_before() {
+  for (const HandedOver& buffer : handed_over) memset(buffer.to, 0xff, buffer.bytes);
+  awaiting = {};
+  awaited = ended = false;
+}
+
+void end_kernel_before() {
+  for (const HandedOver& buffer : handed_over) memcpy(buffer.to, buffer.from, buffer.bytes);
+  ended = true;
+  wake(awaiting);
+}
+
+std::string describe_kernel_before(const void*, int) { return "the end of the kernel before"; }
+
 void check_launch(const cudaLaunchConfig_t& config) {
   const unsigned threads = config.blockDim.x * config.blockDim.y * config.blockDim.z;
   const dim3 grid = config.gridDim;
@@ -41,7 +66,14 @@ void run_one_block(dim3 block, int threads, void (*body)(void*), void* arguments
   reset_tma();
   reset_async_copies();
   reset_wgmma(threads);
+  begin_kernel_before();
   run_block(threads, body, arguments);
+}
+
+void run_all_blocks(int threads, void (*body)(void*), void* arguments) {
+  for (unsigned z = 0; z < gridDim.z; ++z)
+    for (unsigned y = 0; y < gridDim.y; ++y)
+      for (unsigned x = 0; x < gridDim.x; ++x) run_one_block(dim3(x, y, z), threads, body, arguments);
 }
 
 }  // namespace
@@ -77,6 +109,15 @@ std::string shared_name(const void* address, uint32_t element_bytes) {
   return format("at shared byte %u", offset);
 }
 
+void await_kernel() {
+  if (handed_over.empty() || ended) return;
+  if (!awaited) {
+    awaited = true;
+    defer("the kernel before", end_kernel_before);
+  }
+  while (!ended) wait_in(awaiting, describe_kernel_before, nullptr, 0);
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, const char*, void (*body)(void*), void* arguments) {
   begin_launch();
   gridDim = config.gridDim, blockDim = config.blockDim;
@@ -84,13 +125,9 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const char*, void (*body)(v
   const int threads = int(blockDim.x * blockDim.y * blockDim.z);
   try {
     check_launch(config);
-    if (!chosen_blocks.empty()) {
-      for (dim3 block : chosen_blocks) run_one_block(block, threads, body, arguments);
-      return cudaSuccess;
-    }
-    for (unsigned z = 0; z < gridDim.z; ++z)
-      for (unsigned y = 0; y < gridDim.y; ++y)
-        for (unsigned x = 0; x < gridDim.x; ++x) run_one_block(dim3(x, y, z), threads, body, arguments);
+    for (dim3 block : chosen_blocks) run_one_block(block, threads, body, arguments);
+    if (chosen_blocks.empty()) run_all_blocks(threads, body, arguments);
+    end_kernel_before();
   } catch (const LaunchFailed&) {
     return cudaErrorLaunchFailure;
   }
@@ -106,10 +143,15 @@ EMULATOR_EXPORT void emulator_configure(int lazy, int late, int seeded, uint64_t
                                         const unsigned* blocks, int block_count) {
   emu::mode = {lazy != 0, late != 0, seeded != 0, seed, emu::FenceRule(fences)};
   emu::chosen_blocks.clear();
+  emu::handed_over.clear();
   emu::begin_launch();
   emu::reset_tma();
   for (int i = 0; i < block_count; ++i)
     emu::chosen_blocks.push_back(dim3(blocks[3 * i], blocks[3 * i + 1], blocks[3 * i + 2]));
+}
+// Before a launch: `to` is full of ones, until it is filled with `from` when the kernel waits for the one before it.
+EMULATOR_EXPORT void emulator_hand_over(void* to, const void* from, uint64_t bytes) {
+  emu::handed_over.push_back({to, from, size_t(bytes)});
 }
 // Libraries in one process share the fibers' stacks: a few thousand mappings each would exhaust the process.
 EMULATOR_EXPORT void* emulator_map_stacks() { return emu::map_stacks(); }

@@ -1,0 +1,92 @@
+"""Kernels of a call that start early wait before they touch what the kernel before hands over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from qlagen.emit.load import load_kernel
+from qlagen.errors import QlagenError
+from qlagen.verify.emulator import Mode
+from qlagen.verify.simulate import EmulatedOperator
+from tests.verify.test_persistent import OPERATORS, PROGRAMS, text
+from tests.verify.test_segments import call
+
+MODES = (Mode(), Mode(lazy=True), Mode(late=True), Mode(late=True, seed=1))
+LIBRARY = Path(__file__).parents[2] / "generated/qla_ops/src/qla_ops/kernels"
+WAIT, MADE = "T.pdl_sync()\n", "# what the kernel before made\n"
+# Whose wait is left out: a pattern with the wait as its first group.
+PLACES = {
+    ("segment", "all threads"): r"\n +(T\.pdl_sync\(\)\n) +T\.pdl_trigger",
+    ("forward", "the state of the segment before"): r"if follows != 0:\n +(T\.pdl_sync\(\)\n)",
+    ("forward", "tiles of the mover that loads v"): rf"{MADE} +(T\.pdl_sync\(\)\n)",
+    ("forward", "vectors"): r"# load_g_cum\n +(T\.pdl_sync\(\)\n)",
+}
+
+
+def build(folder: Path, persistent: bool, left_out: tuple[str, str] | None = None) -> EmulatedOperator:
+    loaded = []
+    for name in PROGRAMS:
+        own = text(OPERATORS[0], name, persistent)
+        if left_out is not None and left_out[0] == name:
+            found = list(re.finditer(PLACES[left_out], own))
+            assert len(found) == 1
+            own = own[: found[0].start(1)] + "T.sync_warp()\n" + own[found[0].end(1) :]
+        file = folder / f"early_{name}.py"
+        file.write_text(own, encoding="utf-8")
+        loaded.append(load_kernel(file))
+    return EmulatedOperator(loaded, "bfloat16")
+
+
+def agrees(wanted: dict[str, torch.Tensor], got: EmulatedOperator, mode: Mode) -> bool:
+    try:
+        found = got(call(OPERATORS[0], 1 / 24), mode)
+    except QlagenError:
+        return False
+    return all(torch.equal(wanted[name], found[name]) for name in ("o", "final_state"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_kernels_that_wait_agree_in_all_modes(persistent: bool, tmp_path: Path) -> None:
+    operator = build(tmp_path, persistent)
+    wanted = operator(call(OPERATORS[0], 1 / 24))
+    assert not any(wanted[name].isnan().any() for name in ("o", "final_state"))
+    assert all(agrees(wanted, operator, mode) for mode in MODES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES, ids=" - ".join)
+def test_a_wait_that_is_left_out_is_caught(place: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "right").mkdir()
+    wanted = build(tmp_path / "right", False)(call(OPERATORS[0], 1 / 24))
+    mutant = build(tmp_path, False, place)
+    assert not all(agrees(wanted, mutant, mode) for mode in MODES)
+
+
+@pytest.mark.parametrize("file", sorted(LIBRARY.rglob("*.py")), ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_every_kernel_waits_before_it_lets_another_start(file: Path) -> None:
+    """Whichever kernel follows may then read what kernels before this one made."""
+    own = file.read_text("utf-8")
+    if file.stem == "__init__":
+        return
+    assert WAIT in own
+    assert len(re.findall(r"T\.pdl_sync\(\)\n +T\.pdl_trigger\(\)", own)) == own.count("T.pdl_trigger()")
+    if MADE in own:
+        # A CTA whose items have no chunks waits as well: behind the loops of the mover that waits in them.
+        mover = own[own.rindex("# load_", 0, own.index(MADE)) :]
+        assert re.search(r"\n {20}(while|for)(.|\n)*?\n {20}T\.pdl_sync\(\)\n", mover)
+
+
+@pytest.mark.parametrize("file", sorted(LIBRARY.glob("*.cu")), ids=lambda file: file.stem)
+def test_every_shared_kernel_waits_first(file: Path) -> None:
+    own = file.read_text("utf-8")
+    body = own[own.index("__global__") :]
+    first = body[body.index("{\n") + 2 :].split("\n")[:2]
+    assert [line.strip() for line in first] == [
+        "cudaGridDependencySynchronize();",
+        "cudaTriggerProgrammaticLaunchCompletion();",
+    ]
