@@ -3,8 +3,9 @@
 A row is heads/sequences as in the benchmark, with ``@N`` for N segments (``@F``: never cut) and ``!NAME`` to force a
 variant: ``2:8/1x32768@16!segment_v64``. For each row one JSON line is printed and, with --output, added to a file: the
 median of each kernel's times by the profiler, the median and the least time of a call in a CUDA graph of four, and the
-errors against the float64 reference. The library is the `qla_ops` on the path; its kernels are built when first used,
-unless `python -m qla_ops build` was run before.
+errors against the float64 reference. Kernels start while the one before them runs, so that their times add up to more
+than the call's. The library is the `qla_ops` on the path; its kernels are built when first used, unless `python -m
+qla_ops build` was run before.
 
 From a checkout: PYTHONPATH=.:generated/qla_ops/src python -m tools.kernel_times 16:64/4x8192 2:8/1x32768
     [--what TEXT] [--output FILE] [--no-check]
