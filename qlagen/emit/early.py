@@ -14,7 +14,7 @@ from __future__ import annotations
 from qlagen.emit import views
 from qlagen.emit.context import Context
 from qlagen.program.ir import Tensor
-from qlagen.schedule.model import Role
+from qlagen.schedule.model import Ring, Role
 
 Lines = tuple[views.Line, ...]
 WARM_UP = "warm_up"
@@ -28,7 +28,7 @@ def is_handed_over(tensor: Tensor) -> bool:
 
 def waits_late(context: Context) -> bool:
     """Whether roles wait where they meet what was handed over, not all threads at the start."""
-    return context.carried and context.segment is None and any(_kinds(context, role)[1] for role in _movers(context))
+    return context.carried and context.segment is None and any(_handed_over(context, role) for role in _movers(context))
 
 
 def waits_before(context: Context, prologue: list[str]) -> str | None:
@@ -41,24 +41,27 @@ def waits_before(context: Context, prologue: list[str]) -> str | None:
 def mover_waits(context: Context, role: Role) -> tuple[Lines, Lines]:
     """Of a mover: what it does before its first item, and after its last one. One that loads callers' tensors as well
     waits behind those (see `waits_between`)."""
-    given, handed = _kinds(context, role)
-    if not waits_late(context) or not handed:
+    if not waits_late(context) or not _handed_over(context, role):
         return (), ()
     # A CTA without items, or whose items have no chunks, waits too.
-    return ((), (views.AwaitKernel(),)) if given else ((views.AwaitKernel(),), ())
+    return ((), (views.AwaitKernel(),)) if waits_between(context, role) else ((views.AwaitKernel(),), ())
 
 
 def waits_between(context: Context, role: Role) -> bool:
-    """Whether a mover loads callers' tensors of a chunk first, then waits, then loads the others."""
-    return waits_late(context) and all(_kinds(context, role))
+    """Whether a mover loads callers' tensors of a chunk first, then waits, then loads the others. Vectors are read
+    ahead of tiles."""
+    handed = _handed_over(context, role)
+    tiles = bool(handed) and all(len(ring.shape) == 2 for ring in handed)
+    return waits_late(context) and tiles and len(handed) < len(_loaded(context, role))
 
 
 def _movers(context: Context) -> list[Role]:
     return [role for role in context.schedule.roles if role.kind == "mover"]
 
 
-def _kinds(context: Context, role: Role) -> tuple[bool, bool]:
-    """Whether a role loads callers' tensors, and ones that were handed over."""
-    loads = (context.rings[i.ring].load for i in role.body if i.kind == "load" and i.ring)
-    handed = {is_handed_over(load.tensor) for load in loads if load is not None}
-    return False in handed, True in handed
+def _loaded(context: Context, role: Role) -> list[Ring]:
+    return [context.rings[i.ring] for i in role.body if i.kind == "load" and i.ring]
+
+
+def _handed_over(context: Context, role: Role) -> list[Ring]:
+    return [ring for ring in _loaded(context, role) if ring.load is not None and is_handed_over(ring.load.tensor)]

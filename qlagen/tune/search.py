@@ -24,6 +24,8 @@ LEAST_GAIN = 0.002
 """No entry is replaced for less."""
 FIRST_SECONDS = 15.0
 """What a measurement may take before one is known."""
+LEAST_SHARE = 60.0
+"""Seconds that an entry gets as long as there are any: candidates are built and measured in them."""
 GIVE_UP = 1.04
 """A candidate that is slower by this in the rows so far need not run the others."""
 _FAILED = 1.5
@@ -106,7 +108,9 @@ class Search:
         launches = self.tools.measurer.kernels(built.source)
         for number, explored in enumerate(entries):
             left = self.deadline - self.tools.clock()
-            until = self.tools.clock() + left / (len(entries) - number)
+            # A short budget is for the first entries: shared out evenly it would end before anything is measured.
+            share = max(left / (len(entries) - number), LEAST_SHARE)
+            until = self.tools.clock() + min(left, share)
             self._search(explored, launches, until, found)
 
     def _wait_for_base(self, base: Future[Built]) -> Built:

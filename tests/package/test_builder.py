@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import multiprocessing
 import os
 import time
@@ -262,6 +263,26 @@ def test_warmup(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
     assert chunk_simple_gla.warmup() == paths
     with pytest.raises(ValueError, match=r"data_types has torch\.float32; allowed: torch.bfloat16, torch.float16"):
         chunk_simple_gla.warmup((torch.float32,))
+
+
+def test_missing_kernels_are_built_at_the_same_time(
+    caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first call does not wait for one compiler after another; what is there is left alone."""
+    meeting = threading.Barrier(2, timeout=30)
+
+    def compiler(kernel: Kernel, data_type: str, output: Path) -> Report:
+        meeting.wait()
+        return slow_compiler(kernel, data_type, output)
+
+    first, second, third = ((kernel, "bfloat16") for kernel in OPERATORS["simple_gla"].kernels[:3])
+    monkeypatch.setattr(loader, "_LOADED", {(first[0].name, "bfloat16"): print})
+    monkeypatch.setattr(builder, "compile_kernel", compiler)
+    loader.build_missing([first, second, third])
+    assert loader.find_library(*first) is None
+    assert {path and path.parent for path in (loader.find_library(*second), loader.find_library(*third))} == {caches[1]}
+    monkeypatch.setattr(builder, "compile_kernel", None)
+    loader.build_missing([first, second, third])
 
 
 @pytest.mark.slow

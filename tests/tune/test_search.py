@@ -168,6 +168,16 @@ def test_no_time_for_any(tile: list[Explored]) -> None:
     assert len(found.outcomes("not reached")) == len(tile[0].kept)
 
 
+def test_a_short_budget_is_for_the_first_entries(tile: list[Explored]) -> None:
+    """Shared out evenly, ten seconds would be too few to measure anything."""
+    found = run([tile[0]] * 7, budget=70.0, ratio=two_stages)
+    reasons = [record.get("reason") for record in found.records if record["kind"] == "entry"]
+    assert reasons[2:] == ["no candidate was measured"] * 5
+    assert reasons[0] != "no candidate was measured"
+    assert found.winners[0].candidate == Candidate((("stages", 2),))
+    assert found.measurer.clock.now <= 70.0
+
+
 def test_rows_that_do_not_run_the_kernel(tile: list[Explored]) -> None:
     found = run(tile, launches={"small": ("another_kernel",)})
     assert found.measurer.compared == []

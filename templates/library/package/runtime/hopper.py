@@ -35,6 +35,9 @@ class Launch:
     function: loader.Function
     parameters: tuple[str, ...]
     workers: int
+    early: int
+    """`loader.EARLY` unless it would wait at once: H200, a cut call takes 2 to 8 us longer if its segment and join
+    kernels start early."""
 
 
 def forward(
@@ -85,11 +88,12 @@ def forward(
         "value_heads": value_heads,
     }
     # The first kernel of a call waits for all that was launched before it; packed calls began with their tables.
-    early = loader.NOT_EARLY if cu_seqlens is None else loader.EARLY
+    first = cu_seqlens is None
     for launch in _launches(operator, o, plan, tables, key_heads):
         values["workers"] = launch.workers
+        early = loader.NOT_EARLY if first else launch.early
         launch.function(*[values[name] for name in launch.parameters], early)
-        early = loader.EARLY
+        first = False
     return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
 
 
@@ -179,12 +183,12 @@ def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables, key_hea
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
-        launches = []
-        for kernel in plan_kernels(operator, plan, *heads):
-            items = _items(operator, kernel, tables, *heads)
-            if items > 0:
-                launches.append(_load(kernel, o.dtype, workers(kernel, items, processors)))
-        _KNOWN[key] = tuple(launches)
+        items = {kernel: _items(operator, kernel, tables, *heads) for kernel in plan_kernels(operator, plan, *heads)}
+        wanted = {kernel: count for kernel, count in items.items() if count > 0}
+        loader.build_missing([(kernel, _data_type(kernel, o.dtype)) for kernel in wanted])
+        _KNOWN[key] = tuple(
+            _load(kernel, o.dtype, workers(kernel, count, processors)) for kernel, count in wanted.items()
+        )
     return _KNOWN[key]
 
 
@@ -201,7 +205,12 @@ def _items(operator: Operator, kernel: Kernel, tables: Tables, key_heads: int, v
 
 
 def _load(kernel: Kernel, data_type: torch.dtype, count: int) -> Launch:
-    """An operator's kernel for its data type, a shared one for its own."""
+    early = loader.NOT_EARLY if kernel is loader.JOIN or kernel.kind == "segment" else loader.EARLY
+    function = loader.function(kernel, _data_type(kernel, data_type))
+    return Launch(function, kernel.parameters, count, early)
+
+
+def _data_type(kernel: Kernel, data_type: torch.dtype) -> str:
+    """What a kernel is built for: an operator's for the call's data, a shared one for its own."""
     kind = DATA_TYPES[data_type]
-    function = loader.function(kernel, kind if kind in kernel.data_types else kernel.data_types[0])
-    return Launch(function, kernel.parameters, count)
+    return kind if kind in kernel.data_types else kernel.data_types[0]

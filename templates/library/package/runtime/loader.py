@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qla_ops.runtime.builder import build, is_library, library_stem
+from qla_ops.runtime.builder import build, build_all, is_library, library_stem
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.errors import LoadError
 from qla_ops.runtime.model import Weights
@@ -109,6 +109,17 @@ def needed(operator: Operator, data_type: str) -> tuple[tuple[Kernel, str], ...]
     return tuple(
         [(kernel, data_type) for kernel in operator.kernels] + [(kernel, kernel.data_types[0]) for kernel in shared]
     )
+
+
+def build_missing(kernels: Sequence[tuple[Kernel, str]]) -> None:
+    """Builds at the same time what would otherwise be built one after another when it is first used.
+
+    Raises BuildError.
+    """
+    unknown = [pair for pair in kernels if (pair[0].name, pair[1]) not in _LOADED]
+    missing = [pair for pair in unknown if find_library(*pair) is None]
+    if len(missing) > 1:
+        build_all(missing, cache_folder())
 
 
 def obstacle(kernels: tuple[tuple[Kernel, str], ...]) -> str | None:

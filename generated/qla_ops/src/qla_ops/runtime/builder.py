@@ -17,8 +17,10 @@ import platform
 import re
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +36,7 @@ _FLAGS = (
     *("-Xptxas", "-v", "-Xlinker", "-s", "-Xlinker", "-Bsymbolic"),
 )
 _MESSAGE_LINES = 30
+_LOWERING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,12 @@ def build(kernel: Kernel, data_type: str, folder: Path, compile_library: Compile
     return Built(path, _read_report(kernel, data_type, path))
 
 
+def build_all(wanted: Sequence[tuple[Kernel, str]], folder: Path) -> list[Path]:
+    """The libraries of kernels in `folder`; those that are not there are built at the same time. Raises BuildError."""
+    with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
+        return [built.path for built in pool.map(lambda pair: build(*pair, folder), wanted)]
+
+
 def is_library(path: Path) -> bool:
     """Whether a finished library is there. An empty file is what a full disk leaves."""
     try:
@@ -105,7 +114,9 @@ def is_library(path: Path) -> bool:
 def compile_kernel(kernel: Kernel, data_type: str, output: Path) -> Report:
     """Lowers and compiles a kernel to `output`. Raises BuildError with the compiler's last lines."""
     tools, start = find_toolchain(), time.perf_counter()
-    text, fast = kernel_source(kernel, data_type)
+    # Of several threads one lowers at a time; their compilers are processes of their own.
+    with _LOWERING:
+        text, fast = kernel_source(kernel, data_type)
     source = output.with_suffix(".cu")
     source.write_text(text, "utf-8")
     result = subprocess.run(_command(tools, fast, source, output), capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ import torch
 
 from qla_ops.runtime import loader
 from qla_ops.runtime.arguments import Call, check_call
-from qla_ops.runtime.builder import Built, build
+from qla_ops.runtime.builder import Built, build, build_all
 from qla_ops.runtime.choose import (
     DATA_TYPES,
     OPERATORS,
@@ -99,11 +99,10 @@ def warmup(
     operator = _operator(function)
     # A dictionary keeps the order and names each kernel once.
     wanted = dict.fromkeys(pair for item in types for pair in loader.needed(operator, DATA_TYPES[item]))
-    paths = []
-    for kernel, data_type in wanted:
-        found = loader.find_library(kernel, data_type) if folder is None else None
-        paths.append(found or build(kernel, data_type, folder or cache_folder()).path)
-    return tuple(paths)
+    found = {pair: loader.find_library(*pair) if folder is None else None for pair in wanted}
+    missing = [pair for pair, path in found.items() if path is None]
+    found |= zip(missing, build_all(missing, folder or cache_folder()), strict=True)
+    return tuple(path for path in found.values() if path is not None)
 
 
 def build_kernel(name: str, data_type: str, folder: Path) -> Built:

@@ -656,6 +656,7 @@ def build(data_type):
                         if T.shuffle_elect(WARP):
                             T.barrier_arrive(v_ready[step % LOAD_STAGES])
                 elif tx < LOAD_DT_G_CUM_END:  # load_dt_g_cum
+                    T.pdl_sync()
                     for step in T.unroll(0, iterations, unroll_factor=1):
                         start = first + step * CHUNK
                         rows = end - start
@@ -678,7 +679,6 @@ def build(data_type):
                         T.sync_warp()
                         if T.shuffle_elect(WARP):
                             T.barrier_arrive(dt_g_cum_ready[step % LOAD_STAGES])
-                    T.pdl_sync()
                 elif tx < STORE_O_END:  # store_o
                     for step in T.unroll(0, whole, unroll_factor=1):
                         start = first + step * CHUNK
