@@ -30,7 +30,8 @@ def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: st
     """The Markdown text. `plots` are file names beside the document."""
     report = make_report(records, ours)
     parts = ["# Benchmarks", "Written by `qlagen bench report --docs` from the measured rows; do not edit by hand."]
-    parts += ["## Where we lose", losses(report, ours), _ages(records, ours)]
+    lost = [losses(report, ours), *host_losses(records, ours)]
+    parts += ["## Where we lose", "\n".join(lost), _ages(records, ours)]
     for direction, found in report.items():
         title = direction.capitalize() if direction in DIRECTIONS else f"Forward of `{direction}`"
         parts += [f"## {title}", as_markdown(summary_table(found)), _sentence(found)]
@@ -59,6 +60,23 @@ def losses(report: Report, ours: str = OURS) -> str:
             f"{best} {milliseconds(row['ms'][best])} ms ({ratio_text(row['vs_best'])})"
         )
     return "\n".join(lines)
+
+
+def host_losses(records: Sequence[Record], ours: str = OURS) -> list[str]:
+    """The same of what the host does: enqueueing, and the first call of a process with its imports, in each cache."""
+    lines = []
+    for kind, unit in (("host", "us"), ("first call", "s")):
+        times: dict[str, dict[str, float]] = {}
+        for record in latest_of(records, kind):
+            case = f"{kind} {record.get('heads')}, {record.get('sequences')}"
+            case += f", {record['cache']} cache" if unit == "s" else ""
+            taken = record["enqueue_us"] if unit == "us" else record["import_s"] + record["call_s"]
+            times.setdefault(case, {})[record["implementation"]] = taken
+        for case, found in times.items():
+            best = min(found, key=lambda name: found[name])
+            if ours in found and best != ours:
+                lines.append(f"- {case}: {found[ours]:.1f} {unit}, {best} {found[best]:.1f} {unit}")
+    return lines
 
 
 def _ages(records: Sequence[Record], ours: str) -> str:
@@ -118,7 +136,9 @@ def _memory(records: Sequence[Record]) -> list[str]:
         return []
     head = ["implementation", "most memory of a call, MiB", "in"]
     rows = [[n, f"{r['peak_mib']:.0f}", f"{r['direction']} {r['heads']} {r['sequences']}"] for n, r in most.items()]
-    return ["Memory that a call allocates, its results included.", as_markdown((head, rows))]
+    rows = [[name, *(row if row[0] != "0" else ["–", "–"])] for name, *row in rows]
+    text = "Memory that a call allocates, its results included; –: none through torch."
+    return [text, as_markdown((head, rows))]
 
 
 def _reasons(records: Sequence[Record], kind: str, title: str) -> list[str]:

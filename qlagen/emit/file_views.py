@@ -127,7 +127,7 @@ class KernelView:
     integers: tuple[str, ...]
     prologue: tuple[tuple[str, str], ...]
     waits_before: str | None
-    """The integer of the prologue before which all threads wait for the kernel before; None: roles wait. See `early`."""
+    """Before this integer of the prologue all threads wait for the kernel before; None: roles do. See `early`."""
     layouts: tuple[tuple[str, str], ...]
     padding: tuple[PaddedTensor, ...]
     compute: tuple[RoleView, ...]

@@ -87,7 +87,9 @@ def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
     if context.segment is not None:
         return _segment_sources(context, role)
     return (
-        views.StateSource("follows != 0", _reached(context, role, "segment - 1 - sequence"), awaited=waits_late(context)),
+        views.StateSource(
+            "follows != 0", _reached(context, role, "segment - 1 - sequence"), awaited=waits_late(context)
+        ),
         views.StateSource("opens * has_initial_state != 0", _callers(context, role, "initial_state")),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qlagen.bench.cases import make_case
-from qlagen.bench.document import losses, make_document
+from qlagen.bench.document import host_losses, losses, make_document
 from qlagen.bench.floors import floor_of, least_bytes, multiply_adds
 from qlagen.bench.records import RecordFile, latest, read_records, row_files
 from qlagen.bench.report import geometric_mean, make_report
@@ -176,6 +176,37 @@ def test_losses_are_said_worst_first() -> None:
         "- forward 8:32, 1x32768 (quarter ungated): 1.000 ms, fla 0.500 ms (0.50×)",
         "- forward 16:64, 1x8192 (quarter ungated): 0.500 ms, flashinfer 0.400 ms (0.80×)",
     ]
+
+
+def test_losses_of_the_host_are_said_too() -> None:
+    """With the import, which the first call of a process waits for."""
+    case = {"heads": "2:8", "sequences": "1x1024"}
+    host = [
+        {"kind": "host", **case, "implementation": n, "enqueue_us": t} for n, t in (("qla_ops", 99.0), ("fla", 98.0))
+    ]
+    first = [
+        {
+            "kind": "first call",
+            **case,
+            "implementation": name,
+            "cache": cache,
+            "import_s": 5.0 * (name == "fla"),
+            "call_s": s,
+        }
+        for name, cache, s in (
+            ("qla_ops", "cold", 8.0),
+            ("fla", "cold", 2.5),
+            ("qla_ops", "warm", 1.0),
+            ("fla", "warm", 0.1),
+        )
+    ]
+    assert host_losses([*host, *first]) == [
+        "- host 2:8, 1x1024: 99.0 us, fla 98.0 us",
+        "- first call 2:8, 1x1024, cold cache: 8.0 s, fla 7.5 s",
+    ]
+    assert host_losses([*host, *first], "fla") == ["- first call 2:8, 1x1024, warm cache: 5.1 s, qla_ops 1.0 s"]
+    assert "worst row.\n- host" not in make_document([*example(), *host])
+    assert "- host 2:8, 1x1024: 99.0 us, fla 98.0 us" in make_document([*example(), *host])
 
 
 def test_the_document_holds_every_row_and_refusal() -> None:

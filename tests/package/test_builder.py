@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import multiprocessing
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,9 +265,7 @@ def test_warmup(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
         chunk_simple_gla.warmup((torch.float32,))
 
 
-def test_missing_kernels_are_built_at_the_same_time(
-    caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_kernels_are_built_at_the_same_time(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A first call does not wait for one compiler after another; what is there is left alone."""
     meeting = threading.Barrier(2, timeout=30)
 

@@ -127,7 +127,9 @@ def test_only_the_first_kernel_waits_for_all_that_came_before(
 ) -> None:
     """Packed calls begin with the kernel that makes their tables."""
     launched: list[int] = []
-    monkeypatch.setattr(hopper.loader, "function", lambda kernel, data_type: lambda *values: launched.append(values[-1]))
+    monkeypatch.setattr(
+        hopper.loader, "function", lambda kernel, data_type: lambda *values: launched.append(values[-1])
+    )
     tables = hopper.packed_tables(torch.tensor([0, 512]), 512, 64)
     monkeypatch.setattr(hopper, "packed_tables", lambda *_: tables)
     run(inputs(length=512), cu_seqlens=torch.tensor([0, 512]) if packed else None, parts=parts)

@@ -101,11 +101,11 @@ class EmulatedKernel:
         """Runs the host `call`: encodes tensor maps, then every block of every launch, or only `blocks` (x, y, z).
 
         Tensors are contiguous CPU tensors and are changed in place; dynamic dimensions follow from their shapes.
-        Every block starts with shared memory full of NaN. Tensors in `handed_over`, which the kernel must not write, are
-        made by the kernel before: in every block they are full of NaN until a thread waits for that kernel's end, in
-        late modes while any warp can run. Raises QlagenError: E-EMU-ARGUMENT for a wrong argument,
-        E-EMU-<KIND> for what a kernel did wrong (DEADLOCK, OVER-ARRIVAL, UNINITIALISED, SHARED-BOUNDS, MISALIGNED,
-        BARRIER-COUNT, DIVERGED, REGISTERS, PROXY-FENCE, IN-FLIGHT, TENSOR-MAP, OUT-OF-BOUNDS, ...).
+        Every block starts with shared memory full of NaN. Tensors in `handed_over`, which the kernel must not write,
+        are made by the kernel before: in every block they are full of NaN until a thread waits for that kernel's end,
+        in late modes while any warp can run. Raises QlagenError: E-EMU-ARGUMENT for a wrong argument, E-EMU-<KIND> for
+        what a kernel did wrong (DEADLOCK, OVER-ARRIVAL, UNINITIALISED, SHARED-BOUNDS, MISALIGNED, BARRIER-COUNT,
+        DIVERGED, REGISTERS, PROXY-FENCE, IN-FLIGHT, TENSOR-MAP, OUT-OF-BOUNDS, ...).
         """
         bound = Arguments(self.lowered.parameters, arguments)
         flat = [coordinate for block in blocks for coordinate in block]
