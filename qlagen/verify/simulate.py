@@ -67,7 +67,8 @@ class EmulatedOperator:
         )
         tokens = next(iter(call.tensors.values())).shape[0]
         pool: dict[str, Any] = dict(call.tensors)
-        for name, values in sequences.tables(tokens).items():
+        tables = sequences.tables(tokens)
+        for name, values in tables.items():
             pool[name] = torch.tensor(values, dtype=torch.int32)
         state = (sequences.count, call.value_heads, call.state_shape[0] * call.state_shape[1])
         for name in ("initial_state", "final_state"):
@@ -83,7 +84,8 @@ class EmulatedOperator:
                 continue
             if module.KIND == WALK and "segment_joined" in pool:
                 join_segments(pool["segment_state"], pool["segment_joined"], pool["segment_sequence"], call.state_shape)
-            handed_over = made & set(module.TENSORS)
+            # The first kernel comes behind the one that makes the tables; later ones find these.
+            handed_over = (made or set(tables)) & set(module.TENSORS)
             made |= _allocate(torch, kernel, pool, sizes)
             arguments = {name: pool[name] for name in module.TENSORS}
             numbers = {**call.numbers, **_integers(call, workers)}

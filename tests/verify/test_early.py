@@ -20,6 +20,7 @@ LIBRARY = Path(__file__).parents[2] / "generated/qla_ops/src/qla_ops/kernels"
 WAIT, MADE = "T.pdl_sync()\n", "# what the kernel before made\n"
 # Whose wait is left out: a pattern with the wait as its first group.
 PLACES = {
+    ("prepare", "all threads"): r"\n +(T\.pdl_sync\(\)\n) +T\.pdl_trigger",
     ("segment", "all threads"): r"\n +(T\.pdl_sync\(\)\n) +T\.pdl_trigger",
     ("forward", "the state of the segment before"): r"if follows != 0:\n +(T\.pdl_sync\(\)\n)",
     ("forward", "tiles of the mover that loads v"): rf"{MADE} +(T\.pdl_sync\(\)\n)",
