@@ -9,9 +9,10 @@ import pytest
 
 from qlagen.algebra.derive import derive
 from qlagen.emit.compile_check import check_compiled
+from qlagen.emit.load import load_kernel
 from qlagen.spec import load_spec
 from qlagen.verify.cases import SETS, cases_for
-from qlagen.verify.emulator import STANDARD_MODES
+from qlagen.verify.emulator import STANDARD_MODES, lower_kernel
 from qlagen.verify.problem import make_problems
 from qlagen.verify.simulate_cases import Variant, simulate_variant
 from tests.end_to_end.compiled import ROOT
@@ -40,6 +41,17 @@ def test_every_operator_has_kernels() -> None:
     assert {operator for operator, _ in CHOICES} >= {"gated_delta_rule", "delta_rule", "simple_gla"}
     assert {len(files) for _, files in CHOICES} == {2, 3}
     assert {path for _, files in CHOICES for path in files} == set(FILES)
+
+
+@pytest.mark.parametrize("stem", ["forward_v128", "segment_v64"])
+def test_tilelang_adds_no_fence(stem: str) -> None:
+    """It would put one in front of products, in every thread of the role that carries the state, where it takes a call
+    for a write to shared memory."""
+    file = KERNELS / "gated_delta_rule" / f"{stem}.py"
+    module = load_kernel(file)
+    lowered = lower_kernel(module.build("bfloat16"), module.PASS_CONFIGS).device_source
+    own = file.read_text("utf-8").count("T.fence_proxy_async()")
+    assert lowered.count("tl::fence_proxy_async()") == own
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
