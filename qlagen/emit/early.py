@@ -17,8 +17,8 @@ from qlagen.program.ir import Tensor
 from qlagen.schedule.model import Ring, Role
 
 Lines = tuple[views.Line, ...]
-WARM_UP = "warm_up"
-"""The integer that says how much of a segment is walked, from the decay of its chunks."""
+WALKED = "warm_up"
+"""The integer that says how much of a segment is walked: from the decay of its chunks."""
 
 
 def is_handed_over(tensor: Tensor) -> bool:
@@ -35,7 +35,7 @@ def waits_before(context: Context, prologue: list[str]) -> str | None:
     """The first integer of the prologue that needs what was handed over; None where roles wait."""
     if waits_late(context):
         return None
-    return WARM_UP if WARM_UP in prologue else prologue[0]
+    return WALKED if WALKED in prologue else prologue[0]
 
 
 def mover_waits(context: Context, role: Role) -> tuple[Lines, Lines]:
