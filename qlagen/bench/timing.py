@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import torch
 
 WARM_CALLS = 2
-SAMPLE_SECONDS = 2.5e-3
-"""One sample is a replay of at least this long, so that its launch does not show."""
-MOST_CALLS = 240
+SAMPLE_SECONDS = 4e-3
+"""One sample is a replay of about this length, so that its launch, tens of microseconds, does not show."""
+FIRST_CALLS, MOST_CALLS = 8, 240
+"""Calls of the replay that tells how many there should be, and the most."""
 LEAST_SAMPLES, MOST_SAMPLES = 9, 60
 
 
@@ -112,19 +113,26 @@ class CudaTimer:
         self.start, self.stop = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
 
     def prepare(self, calls: Sequence[Call]) -> Replay:
-        import torch
-
         for _ in range(WARM_CALLS):
             calls[0]()
-        self.stream.synchronize()
-        begun = time.perf_counter()
         # All of them: what a library makes once for an input must not be made during the capture.
         for call in calls:
             call()
         self.stream.synchronize()
-        one = (time.perf_counter() - begun) / len(calls)
-        wanted = min(MOST_CALLS, max(len(calls), math.ceil(SAMPLE_SECONDS / one)))
-        count = -(-wanted // len(calls)) * len(calls)
+        first = self._record(calls, _rounds(FIRST_CALLS, len(calls)))
+        # The host may take longer for a call than the GPU: only a replay says what the GPU takes.
+        self.sample(first)
+        wanted = _rounds(min(MOST_CALLS, math.ceil(SAMPLE_SECONDS / self.sample(first))), len(calls))
+        if wanted <= first.calls:
+            return first
+        del first  # and the memory of its graph
+        replay = self._record(calls, wanted)
+        self.sample(replay)
+        return replay
+
+    def _record(self, calls: Sequence[Call], count: int) -> Replay:
+        """A graph of `count` calls; the calls themselves where they cannot be captured."""
+        import torch
 
         def run() -> None:
             for index in range(count):
@@ -137,9 +145,7 @@ class CudaTimer:
         except Exception as fault:
             torch.cuda.synchronize()
             return Replay(run, count, f"events ({type(fault).__name__} in capture)")
-        replay = Replay(graph.replay, count, "graph", calls)
-        self.sample(replay)
-        return replay
+        return Replay(graph.replay, count, "graph", calls)
 
     def sample(self, replay: Replay) -> float:
         self.start.record(self.stream)
@@ -157,6 +163,11 @@ class CudaTimer:
         returned = call()
         self.stream.synchronize()
         return returned, torch.cuda.max_memory_allocated() - before
+
+
+def _rounds(calls: int, sets: int) -> int:
+    """At least so many calls, the same number for each input set."""
+    return max(1, -(-calls // sets)) * sets
 
 
 def host_seconds(call: Call, wait: Callable[[], None], calls: int = 20, rounds: int = 9) -> float:

@@ -178,6 +178,14 @@ def test_losses_are_said_worst_first() -> None:
     ]
 
 
+def test_samples_that_were_too_short_are_said() -> None:
+    long, short = timed("qla_ops", 1.0), timed("fla", 0.5, heads="8:32")
+    modes = {"mode": "graph", "calls_per_sample": 4}
+    assert "samples were shorter" not in make_document([{**long, **modes}])
+    text = " ".join(make_document([{**long, **modes}, {**short, **modes}]).split())
+    assert "In 1 of these 2 times samples were shorter, down to 2.0 ms" in text
+
+
 def test_losses_of_the_host_are_said_too() -> None:
     """With the import, which the first call of a process waits for."""
     case = {"heads": "2:8", "sequences": "1x1024"}

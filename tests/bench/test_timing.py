@@ -61,7 +61,7 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capture_fails: bool = False) -> None:
         self.now, self.made, self.capture_fails = 0.0, 0, capture_fails
-        self.made_before_capture = 0
+        self.made_before_capture, self.captures, self.on_gpu = 0, False, 1e-3
         clock = self
 
         class Event:
@@ -86,7 +86,9 @@ class FakeCuda:
             assert stream is clock
             clock.made_before_capture = clock.made
             before = clock.now
+            clock.captures = True
             yield
+            clock.captures = False
             graph.seconds = clock.now - before
             clock.now = before
             if clock.capture_fails:
@@ -102,10 +104,10 @@ class FakeCuda:
 
     def call(self) -> None:
         self.made += 1
-        self.now += 1e-3
+        self.now += self.on_gpu if self.captures else 1e-3
 
 
-@pytest.mark.parametrize(("sets", "calls"), [(1, 3), (2, 4), (5, 5)])
+@pytest.mark.parametrize(("sets", "calls"), [(1, 8), (2, 8), (5, 10)])
 def test_a_graph_holds_whole_rounds_of_the_input_sets(monkeypatch: pytest.MonkeyPatch, sets: int, calls: int) -> None:
     cuda = FakeCuda(monkeypatch)
     timer = CudaTimer(cuda)  # type: ignore[arg-type]
@@ -152,7 +154,16 @@ def test_where_capture_fails_calls_are_timed_and_the_row_says_so(monkeypatch: py
     cuda = FakeCuda(monkeypatch, capture_fails=True)
     timer = CudaTimer(cuda)  # type: ignore[arg-type]
     replay = timer.prepare([cuda.call])
-    assert (replay.mode, replay.calls) == ("events (RuntimeError in capture)", 3)
+    assert (replay.mode, replay.calls) == ("events (RuntimeError in capture)", 8)
     made = cuda.made
     assert timer.sample(replay) == pytest.approx(1e-3)
-    assert cuda.made == made + 3
+    assert cuda.made == made + 8
+
+
+@pytest.mark.parametrize(("on_gpu", "calls"), [(1e-4, 42), (1e-6, 240), (4e-4, 12), (1e-2, 9)])
+def test_the_gpu_decides_how_long_a_sample_is(monkeypatch: pytest.MonkeyPatch, on_gpu: float, calls: int) -> None:
+    """Not the host, which takes a millisecond for a call here: a short graph would be mostly its launch."""
+    cuda = FakeCuda(monkeypatch)
+    cuda.on_gpu = on_gpu
+    replay = CudaTimer(cuda).prepare([cuda.call] * 3)  # type: ignore[arg-type]
+    assert (replay.mode, replay.calls) == ("graph", calls)

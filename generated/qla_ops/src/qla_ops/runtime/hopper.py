@@ -85,7 +85,7 @@ def forward(
         "value_heads": value_heads,
     }
     # The first kernel of a call waits for all that was launched before it; packed calls began with their tables. On an
-    # H200, calls that are cut take up to 9 % longer where their kernels start early, others up to 7 % less.
+    # H200, calls that are cut take up to 6 % longer where their kernels start early, others up to 7 % less.
     whole = plan.segment is None
     early = loader.EARLY if whole and cu_seqlens is not None else loader.NOT_EARLY
     for launch in _launches(operator, o, plan, tables, key_heads):
