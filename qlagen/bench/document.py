@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from qlagen.bench.cases import DIRECTIONS
@@ -25,6 +25,9 @@ Qwen3-Next layer at initialisation. All heads are 128 wide; heads are written ke
 in every row. The floor is the longer of two times: the products of the 64-token chunked form on all tensor cores at
 full clock, and every input and output moved once at the measured copy bandwidth. Reproduce with `qlagen bench run`,
 then `qlagen bench report`."""
+
+_SHORT = 0.75
+"""Of the length that a sample should have."""
 
 
 def make_document(records: Sequence[Record], plots: Sequence[str] = (), ours: str = OURS) -> str:
@@ -65,19 +68,24 @@ def losses(report: Report, ours: str = OURS) -> str:
 
 def host_losses(records: Sequence[Record], ours: str = OURS) -> list[str]:
     """The same of what the host does: enqueueing, and the first call of a process with its imports, in each cache."""
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for case, unit, implementation, taken in _host_times(records):
+        times.setdefault((case, unit), {})[implementation] = taken
     lines = []
-    for kind, unit in (("host", "us"), ("first call", "s")):
-        times: dict[str, dict[str, float]] = {}
-        for record in latest_of(records, kind):
-            case = f"{kind} {record.get('heads')}, {record.get('sequences')}"
-            case += f", {record['cache']} cache" if unit == "s" else ""
-            taken = record["enqueue_us"] if unit == "us" else record["import_s"] + record["call_s"]
-            times.setdefault(case, {})[record["implementation"]] = taken
-        for case, found in times.items():
-            best = min(found, key=lambda name: found[name])
-            if ours in found and best != ours:
-                lines.append(f"- {case}: {found[ours]:.1f} {unit}, {best} {found[best]:.1f} {unit}")
+    for (case, unit), found in times.items():
+        best = min(found, key=lambda name: found[name])
+        if ours in found and best != ours:
+            lines.append(f"- {case}: {found[ours]:.1f} {unit}, {best} {found[best]:.1f} {unit}")
     return lines
+
+
+def _host_times(records: Sequence[Record]) -> Iterator[tuple[str, str, str, float]]:
+    """Case, unit, implementation and time."""
+    for r in latest_of(records, "host"):
+        yield f"host {r.get('heads')}, {r.get('sequences')}", "us", r["implementation"], r["enqueue_us"]
+    for r in latest_of(records, "first call"):
+        case = f"first call {r.get('heads')}, {r.get('sequences')}, {r['cache']} cache"
+        yield case, "s", r["implementation"], r["import_s"] + r["call_s"]
 
 
 def _ages(records: Sequence[Record], ours: str) -> str:
@@ -104,14 +112,14 @@ def _sentence(found: Report) -> str:
 def _shortest(records: Sequence[Record]) -> str:
     """Samples that were shorter than they should be: then the launch of a replay is part of the times."""
     rows = [row for row in latest(records).values() if row["kind"] == "time" and row.get("mode") == "graph"]
-    short = [row for row in rows if row["median_ms"] * row["calls_per_sample"] < 750 * SAMPLE_SECONDS]
+    lengths = [row["median_ms"] * row["calls_per_sample"] for row in rows]
+    short = [length for length in lengths if length < _SHORT * 1e3 * SAMPLE_SECONDS]
     if not short:
         return ""
-    least = min(row["median_ms"] * row["calls_per_sample"] for row in short)
     said = (
-        f"In {len(short)} of these {len(rows)} times samples were shorter, down to {least:.1f} ms: they were measured "
-        "when the host's time for a call decided how many calls a sample has. The launch of a replay, some tens of "
-        "microseconds, is part of them, and changes them by a few percent from run to run."
+        f"In {len(short)} of these {len(rows)} times samples were shorter, down to {min(short):.1f} ms: they were "
+        "measured when the host's time for a call decided how many calls a sample has. The launch of a replay, "
+        "some tens of microseconds, is part of them, and changes them by a few percent from run to run."
     )
     return textwrap.fill(said, width=120, break_long_words=False)
 
@@ -151,8 +159,12 @@ def _memory(records: Sequence[Record]) -> list[str]:
     if not most:
         return []
     head = ["implementation", "most memory of a call, MiB", "in"]
-    rows = [[n, f"{r['peak_mib']:.0f}", f"{r['direction']} {r['heads']} {r['sequences']}"] for n, r in most.items()]
-    rows = [[name, *(row if row[0] != "0" else ["–", "–"])] for name, *row in rows]
+    rows = [
+        [n, f"{r['peak_mib']:.0f}", f"{r['direction']} {r['heads']} {r['sequences']}"]
+        if round(r["peak_mib"])
+        else [n, "–", "–"]
+        for n, r in most.items()
+    ]
     text = "Memory that a call allocates, its results included; –: none through torch."
     return [text, as_markdown((head, rows))]
 

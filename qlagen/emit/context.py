@@ -187,6 +187,11 @@ def columns_of(dims: Dims, carried: bool) -> str:
     return "value_column:value_column + VALUE_TILE" if tiled else ":"
 
 
+def loaded_rings(context: Context, role: Role) -> list[Ring]:
+    """What a mover loads."""
+    return [context.rings[i.ring] for i in role.body if i.kind == "load" and i.ring]
+
+
 def chunk_item(context: Context) -> tuple[str, str]:
     """The item of an iteration of a chunk-parallel kernel, the last one first: the next kernel starts with the first
     chunks, which the L2 cache still holds then."""

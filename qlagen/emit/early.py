@@ -11,9 +11,10 @@ One of the threads of every CTA waits in any case. A kernel has therefore ended 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from qlagen.emit import views
-from qlagen.emit.context import Context
-from qlagen.program.ir import Tensor
+from qlagen.emit.context import Context, loaded_rings
 from qlagen.schedule.model import Ring, Role
 
 Lines = tuple[views.Line, ...]
@@ -21,14 +22,9 @@ WALKED = "warm_up"
 """The integer that says how much of a segment is walked: from the decay of its chunks."""
 
 
-def is_handed_over(tensor: Tensor) -> bool:
-    """Whether kernels before made it: callers' tensors are by token."""
-    return tensor.layout == "chunk"
-
-
 def waits_late(context: Context) -> bool:
     """Whether roles wait where they meet what was handed over, not all threads at the start."""
-    return context.carried and context.segment is None and any(_handed_over(context, role) for role in _movers(context))
+    return context.carried and context.segment is None and bool(_handed_over(context.schedule.rings))
 
 
 def waits_before(context: Context, prologue: list[str]) -> str | None:
@@ -41,7 +37,7 @@ def waits_before(context: Context, prologue: list[str]) -> str | None:
 def mover_waits(context: Context, role: Role) -> tuple[Lines, Lines]:
     """Of a mover: what it does before its first item, and after its last one. One that loads callers' tensors as well
     waits behind those (see `waits_between`)."""
-    if not waits_late(context) or not _handed_over(context, role):
+    if not waits_late(context) or not _handed_over(loaded_rings(context, role)):
         return (), ()
     # A CTA without items, or whose items have no chunks, waits too.
     return ((), (views.AwaitKernel(),)) if waits_between(context, role) else ((views.AwaitKernel(),), ())
@@ -50,18 +46,12 @@ def mover_waits(context: Context, role: Role) -> tuple[Lines, Lines]:
 def waits_between(context: Context, role: Role) -> bool:
     """Whether a mover loads callers' tensors of a chunk first, then waits, then loads the others. Vectors are read
     ahead of tiles."""
-    handed = _handed_over(context, role)
+    loaded = loaded_rings(context, role)
+    handed = _handed_over(loaded)
     tiles = bool(handed) and all(len(ring.shape) == 2 for ring in handed)
-    return waits_late(context) and tiles and len(handed) < len(_loaded(context, role))
+    return waits_late(context) and tiles and len(handed) < len(loaded)
 
 
-def _movers(context: Context) -> list[Role]:
-    return [role for role in context.schedule.roles if role.kind == "mover"]
-
-
-def _loaded(context: Context, role: Role) -> list[Ring]:
-    return [context.rings[i.ring] for i in role.body if i.kind == "load" and i.ring]
-
-
-def _handed_over(context: Context, role: Role) -> list[Ring]:
-    return [ring for ring in _loaded(context, role) if ring.load is not None and is_handed_over(ring.load.tensor)]
+def _handed_over(rings: Iterable[Ring]) -> list[Ring]:
+    """Those whose tensors kernels before made: callers' tensors are by token."""
+    return [ring for ring in rings if ring.load is not None and ring.load.tensor.layout == "chunk"]

@@ -31,8 +31,7 @@ class TileView:
 @dataclass(frozen=True)
 class LoadTiles(Line):
     """TMA of tiles. `padded` tensors have whole chunks only. Rows of `cut` ones past the sequence's end are zeroed:
-    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses.
-    `awaited`: before the padded ones, which go last then, the mover waits for the kernel that made them."""
+    those tiles land on a barrier of the mover's own first, `phase` its phase and `counter` what counts its uses."""
 
     macro = "load_tiles"
     padded: tuple[TileView, ...]
@@ -40,7 +39,6 @@ class LoadTiles(Line):
     landed: str
     phase: str
     counter: str | None
-    awaited: bool
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlagen.emit import file_views, mover_views, views
 from qlagen.emit.context import (
     DONE,
@@ -14,6 +16,7 @@ from qlagen.emit.context import (
     Context,
     chunk_item,
     columns_of,
+    loaded_rings,
     ring_name,
     slot,
     slot_extent,
@@ -68,7 +71,7 @@ def _body(context: Context, role: Role, tail: bool) -> tuple[views.Line, ...]:
             tiles.append(context.rings[str(instruction.ring)])
             continue
         if tiles:
-            lines.append(_load_tiles(context, role, tiles))
+            lines += _load_tiles(context, role, tiles)
             tiles = []
         if instruction.kind == "fence" and tail:  # rows are stored by ordinary code
             continue
@@ -200,25 +203,28 @@ def landed_barrier(role: Role) -> str:
 
 
 def needs_landed(context: Context, role: Role) -> bool:
-    loads = (context.rings[i.ring] for i in role.body if i.kind == "load" and i.ring)
-    return any(len(ring.shape) == 2 and is_cut(context, tensor_of(ring)) for ring in loads)
+    return any(len(ring.shape) == 2 and is_cut(context, tensor_of(ring)) for ring in loaded_rings(context, role))
 
 
-def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> mover_views.LoadTiles:
+def _load_tiles(context: Context, role: Role, rings: list[Ring]) -> tuple[views.Line, ...]:
+    """One line, or two with a wait between callers' tensors and others."""
     padded = [ring for ring in rings if not is_cut(context, tensor_of(ring))]
     cut = [ring for ring in rings if is_cut(context, tensor_of(ring))]
     for ring in rings:
         if tensor_of(ring).layout == "token":
             _check_width(ring)
     once = context.carried and not context.persistent
-    return mover_views.LoadTiles(
+    tiles = mover_views.LoadTiles(
         padded=tuple(tile for ring in padded for tile in _tiles(context, ring)),
         cut=tuple(tile for ring in cut for tile in _tiles(context, ring)),
         landed=landed_barrier(role),
         phase="0" if once else "cuts % 2",
         counter=None if once else "cuts",
-        awaited=waits_between(context, role),
     )
+    if not waits_between(context, role):
+        return (tiles,)
+    wait = views.AwaitKernel(views.Comment("", "what the kernel before made"))
+    return replace(tiles, padded=()), wait, replace(tiles, cut=())
 
 
 def _tiles(context: Context, ring: Ring) -> tuple[mover_views.TileView, ...]:

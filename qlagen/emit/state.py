@@ -86,10 +86,9 @@ def _sources(context: Context, role: Role) -> tuple[views.StateSource, ...]:
     """What the segment before left, or the caller's state at a sequence's start; see below for segment kernels."""
     if context.segment is not None:
         return _segment_sources(context, role)
+    wait = views.AwaitKernel() if waits_late(context) else None
     return (
-        views.StateSource(
-            "follows != 0", _reached(context, role, "segment - 1 - sequence"), awaited=waits_late(context)
-        ),
+        views.StateSource("follows != 0", _reached(context, role, "segment - 1 - sequence"), wait=wait),
         views.StateSource("opens * has_initial_state != 0", _callers(context, role, "initial_state")),
     )
 

@@ -247,13 +247,13 @@ class StateTile:
 
 @dataclass(frozen=True)
 class StateSource:
-    """Where the carried value starts from, when `condition` holds: memory, or an entry's `value`; `awaited`: what a
-    kernel before made."""
+    """Where the carried value starts from, when `condition` holds: memory, or an entry's `value`; `wait`: for the
+    kernel that made it."""
 
     condition: str
     tile: StateTile | None
     value: str = ""
-    awaited: bool = False
+    wait: AwaitKernel | None = None
 
 
 @dataclass(frozen=True)
@@ -320,6 +320,7 @@ class AwaitKernel(Line):
     """Waits until the kernel before has ended; see `early`."""
 
     macro = "await_kernel"
+    comment: Comment = Comment("", "")
 
 
 @dataclass(frozen=True)

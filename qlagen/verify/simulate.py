@@ -78,15 +78,15 @@ class EmulatedOperator:
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
         sizes |= {"segments": sequences.segments, "segment_bounds": sequences.segments + 1, "joints": sequences.joints}
         sizes["chunk_count"] = sequences.slots(tokens)
-        made: set[str] = set()
+        given = set(pool)
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             if module.KIND == SEGMENT and not any(call.cuts):
                 continue
             if module.KIND == WALK and "segment_joined" in pool:
                 join_segments(pool["segment_state"], pool["segment_joined"], pool["segment_sequence"], call.state_shape)
             # The first kernel comes behind the one that makes the tables; later ones find these.
-            handed_over = (made or set(tables)) & set(module.TENSORS)
-            made |= _allocate(torch, kernel, pool, sizes)
+            handed_over = (pool.keys() - given or tables.keys()) & set(module.TENSORS)
+            _allocate(torch, kernel, pool, sizes)
             arguments = {name: pool[name] for name in module.TENSORS}
             numbers = {**call.numbers, **_integers(call, workers)}
             arguments |= {name: numbers[name] for name, _ in module.SCALARS}
@@ -115,9 +115,8 @@ def _integers(call: Call, workers: int) -> dict[str, float]:
     }
 
 
-def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: Mapping[str, int]) -> set[str]:
-    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN, or of an odd number. Returns names."""
-    made = set()
+def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: Mapping[str, int]) -> None:
+    """Buffers that no earlier kernel and no argument gave: outputs, full of NaN, or of an odd number."""
     for parameter in kernel.lowered.parameters:
         if parameter.shape is not None and parameter.name not in pool:
             shape = [size if isinstance(size, int) else sizes[size] for size in parameter.shape]
@@ -125,5 +124,3 @@ def _allocate(torch: Any, kernel: EmulatedKernel, pool: dict[str, Any], sizes: M
             pool[parameter.name] = torch.full(
                 shape, float("nan") if dtype.is_floating_point else UNTOUCHED, dtype=dtype
             )
-            made.add(parameter.name)
-    return made

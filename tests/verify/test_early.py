@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from qlagen.emit.load import load_kernel
 from qlagen.errors import QlagenError
 from qlagen.verify.emulator import Mode
 from qlagen.verify.simulate import EmulatedOperator
-from tests.verify.test_persistent import OPERATORS, PROGRAMS, text
+from tests.verify.test_persistent import OPERATORS, Edit, build
 from tests.verify.test_segments import call
 
 MODES = (Mode(), Mode(lazy=True), Mode(late=True), Mode(late=True, seed=1))
 LIBRARY = Path(__file__).parents[2] / "generated/qla_ops/src/qla_ops/kernels"
+FILES = sorted(file for file in LIBRARY.rglob("*.py") if file.stem != "__init__")
 WAIT, MADE = "T.pdl_sync()\n", "# what the kernel before made\n"
 # Whose wait is left out: a pattern with the wait as its first group.
 PLACES = {
@@ -28,18 +28,14 @@ PLACES = {
 }
 
 
-def build(folder: Path, persistent: bool, left_out: tuple[str, str] | None = None) -> EmulatedOperator:
-    loaded = []
-    for name in PROGRAMS:
-        own = text(OPERATORS[0], name, persistent)
-        if left_out is not None and left_out[0] == name:
-            found = list(re.finditer(PLACES[left_out], own))
-            assert len(found) == 1
-            own = own[: found[0].start(1)] + "T.sync_warp()\n" + own[found[0].end(1) :]
-        file = folder / f"early_{name}.py"
-        file.write_text(own, encoding="utf-8")
-        loaded.append(load_kernel(file))
-    return EmulatedOperator(loaded, "bfloat16")
+def without(place: tuple[str, str]) -> Edit:
+    def edit(name: str, own: str) -> str:
+        if name != place[0]:
+            return own
+        (found,) = re.finditer(PLACES[place], own)
+        return own[: found.start(1)] + "T.sync_warp()\n" + own[found.end(1) :]
+
+    return edit
 
 
 def agrees(wanted: dict[str, torch.Tensor], got: EmulatedOperator, mode: Mode) -> bool:
@@ -53,7 +49,7 @@ def agrees(wanted: dict[str, torch.Tensor], got: EmulatedOperator, mode: Mode) -
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_kernels_that_wait_agree_in_all_modes(persistent: bool, tmp_path: Path) -> None:
-    operator = build(tmp_path, persistent)
+    operator = build(OPERATORS[0], tmp_path, persistent)
     wanted = operator(call(OPERATORS[0], 1 / 24))
     assert not any(wanted[name].isnan().any() for name in ("o", "final_state"))
     assert all(agrees(wanted, operator, mode) for mode in MODES)
@@ -63,17 +59,15 @@ def test_kernels_that_wait_agree_in_all_modes(persistent: bool, tmp_path: Path) 
 @pytest.mark.parametrize("place", PLACES, ids=" - ".join)
 def test_a_wait_that_is_left_out_is_caught(place: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "right").mkdir()
-    wanted = build(tmp_path / "right", False)(call(OPERATORS[0], 1 / 24))
-    mutant = build(tmp_path, False, place)
+    wanted = build(OPERATORS[0], tmp_path / "right", False)(call(OPERATORS[0], 1 / 24))
+    mutant = build(OPERATORS[0], tmp_path, False, without(place))
     assert not all(agrees(wanted, mutant, mode) for mode in MODES)
 
 
-@pytest.mark.parametrize("file", sorted(LIBRARY.rglob("*.py")), ids=lambda file: f"{file.parent.name}-{file.stem}")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_kernel_waits_before_it_lets_another_start(file: Path) -> None:
     """Whichever kernel follows may then read what kernels before this one made."""
     own = file.read_text("utf-8")
-    if file.stem == "__init__":
-        return
     assert WAIT in own
     assert len(re.findall(r"T\.pdl_sync\(\)\n +T\.pdl_trigger\(\)", own)) == own.count("T.pdl_trigger()")
     if MADE in own:

@@ -114,8 +114,7 @@ class EmulatedKernel:
         switches = (int(mode.lazy), int(mode.late), seeded, seed, _FENCE_RULES[mode.fences])
         with _ONE_AT_A_TIME:
             self._loaded.emulator_configure(*switches, chosen, len(blocks))
-            buffers = {id(bound.buffers[name]): bound.buffers[name] for name in handed_over}
-            copies = [buffer.held() for buffer in buffers.values()]
+            copies = [bound.buffers[name].held() for name in handed_over]
             for address, held, count in copies:
                 self._loaded.emulator_hand_over(ctypes.c_void_p(address), held, ctypes.c_uint64(count))
             code = self._loaded.init() or self._loaded.call(*bound.c_arguments, ctypes.c_void_p(0))

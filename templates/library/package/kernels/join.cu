@@ -27,7 +27,6 @@ constexpr int kStages = 3;    // maps that are on their way or not yet split
 constexpr unsigned kAll = 0xffffffffu;
 
 static char error_buf[256];
-static thread_local int early_start = 0;  // see qla_ops/runtime/source.py
 
 // c += a b for a 16 x 16 (row-major), b 16 x 8 (column-major), bf16 in fp32.
 __device__ __forceinline__ void multiply(float (&c)[4], const uint4& a, const unsigned (&b)[2]) {
@@ -396,11 +395,6 @@ extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_jo
   config.blockDim = dim3(2 * key_dim, 1, 1);
   config.dynamicSmemBytes = key_dim == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>);
   config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = early_start;
-  config.attrs = &early;
-  config.numAttrs = 1;
   const auto kernel = key_dim == 64 ? join_kernel<64> : join_kernel<128>;
   return report(cudaLaunchKernelEx(&config, kernel, chains, segment_state, segment_joined, chain_count, value_heads,
                                    value_dim));

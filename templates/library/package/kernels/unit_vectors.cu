@@ -18,7 +18,6 @@ constexpr int kPiece = 16;
 constexpr float kEpsilon = 1e-6f;
 
 static char error_buf[256];
-static thread_local int early_start = 0;  // see qla_ops/runtime/source.py
 
 struct Sources {
   const void* data[kTensors];
@@ -97,11 +96,6 @@ cudaError_t launch_pieces(
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = 0;
   config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = early_start;
-  config.attrs = &early;
-  config.numAttrs = 1;
   return cudaLaunchKernelEx(
       &config, unit_vectors_kernel<T, kCount>, sources, static_cast<T*>(unit), rows, heads, width, lanes);
 }

@@ -86,12 +86,12 @@ def forward(
     }
     # The first kernel of a call waits for all that was launched before it; packed calls began with their tables. On an
     # H200, calls that are cut take up to 6 % longer where their kernels start early, others up to 7 % less.
-    whole = plan.segment is None
-    early = loader.EARLY if whole and cu_seqlens is not None else loader.NOT_EARLY
+    later = loader.EARLY if plan.segment is None else loader.NOT_EARLY
+    early = loader.NOT_EARLY if cu_seqlens is None else later
     for launch in _launches(operator, o, plan, tables, key_heads):
         values["workers"] = launch.workers
         launch.function(*[values[name] for name in launch.parameters], early)
-        early = loader.EARLY if whole else loader.NOT_EARLY
+        early = later
     return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
 
 

@@ -16,7 +16,6 @@ constexpr unsigned kAll = 0xffffffffu;
 constexpr int64_t kNever = INT64_MAX;
 
 static char error_buf[256];
-static thread_local int early_start = 0;  // see qla_ops/runtime/source.py
 
 // `Weights` of model.py.
 struct Weights {
@@ -348,11 +347,6 @@ extern "C" TL_EXPORT int call(int* given, int* cu_seqlens, int* chunk_offsets, i
   config.blockDim = dim3(kThreads, 1, 1);
   config.dynamicSmemBytes = 0;
   config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = early_start;
-  config.attrs = &early;
-  config.numAttrs = 1;
   cudaError_t status = cudaLaunchKernelEx(&config, tables_kernel, given, cu_seqlens, chunk_offsets, chunk_first,
       chunk_rows, sequence_segments, segment_offsets, segment_chunks, segment_sequence, chains, wide, sequences,
       tokens, chunk, chunk_count, segments, chain_count, parts, length, weights);

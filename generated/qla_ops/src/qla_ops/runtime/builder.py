@@ -26,7 +26,7 @@ from pathlib import Path
 
 from qla_ops.runtime.errors import BuildError
 from qla_ops.runtime.records import Kernel
-from qla_ops.runtime.source import launcher, lower
+from qla_ops.runtime.source import EARLY_START, launcher, lower
 from qla_ops.runtime.toolchain import Toolchain, ffi_library_folder, find_toolchain, include_folders
 
 _RECIPE = 2
@@ -131,7 +131,7 @@ def kernel_source(kernel: Kernel, data_type: str) -> tuple[str, bool]:
     """The CUDA text to compile, and whether with fast arithmetic."""
     file = kernel_file(kernel)
     if file.suffix == ".cu":
-        text, fast = file.read_text("utf-8"), False
+        text, fast = EARLY_START + file.read_text("utf-8"), False
     else:
         module = importlib.import_module(f"qla_ops.kernels.{kernel.module}")
         text, fast = lower(module, data_type), bool(module.PASS_CONFIGS.get("tl.enable_fast_math"))

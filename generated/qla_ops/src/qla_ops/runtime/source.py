@@ -20,7 +20,7 @@ from qla_ops.runtime.records import Kernel
 _C_TYPES = {"float32": "double", "int32": "int64_t"}
 
 EARLY_START = "static thread_local int early_start = 0;\n"
-"""Whether the next launch of a library may start early; CUDA files of this package declare it themselves."""
+"""Whether the next launch of a library may start early. CUDA files of this package never do, and leave it alone."""
 
 _LAUNCHER = r"""
 #include <atomic>
