@@ -60,6 +60,12 @@ class Context:
         return self.carried and self.schedule.options.persistent
 
     @property
+    def in_turns(self) -> bool:
+        """Whether a launch may have two CTAs for each item, `turns` times as many: those of the first half take what is
+        walked as a whole, the others what is forgotten within few chunks. So the longest ones start first."""
+        return self.segment is not None and self.segment.bound is not None and not self.persistent
+
+    @property
     def heads(self) -> int:
         """Value heads of an iteration."""
         return self.schedule.options.heads

@@ -14,7 +14,7 @@ from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, loop_bounds, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
-from qlagen.emit.prologue import JOINT_SEGMENT, WARM_UP, item_count, item_prologue, next_item, prologue, strips
+from qlagen.emit.prologue import JOINT_SEGMENT, WARM_UP, grid, item_count, item_prologue, next_item, prologue, strips
 from qlagen.emit.state import state_lines
 from qlagen.emit.templates import KERNEL, environment, template_digest
 from qlagen.program.ir import Tensor
@@ -62,7 +62,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         parameters=parameters(context),
         scalars=scalars(context),
         dynamic=dynamic_dimensions(context),
-        grid="TILES * value_heads * segments" if context.carried and not context.persistent else "workers",
+        grid=grid(context),
         shared=shared_views(context),
         barriers=barrier_views(context),
         registers=register_views(context, lines),

@@ -12,6 +12,8 @@ WARM_UP = "warm_up_chunks"
 """The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
 JOINT_SEGMENT = "joint_segment"
 """The device function that finds the segment of a joint."""
+_ALL = "TILES * value_heads * segments"
+"""The items of a carried kernel: segments, heads and columns."""
 
 
 def prologue(context: Context) -> Entries:
@@ -31,9 +33,16 @@ def prologue(context: Context) -> Entries:
     return _item(context, "block")
 
 
+def grid(context: Context) -> str:
+    """The CTAs of a launch."""
+    if not context.carried or context.persistent:
+        return "workers"
+    return f"turns * {_ALL}" if context.in_turns else _ALL
+
+
 def item_count(context: Context) -> str:
     """The items of a persistent grid of a carried kernel: of a segment's, what another segment follows."""
-    return f"TILES * value_heads * {'segments' if context.segment is None else 'joints'}"
+    return _ALL if context.segment is None else "TILES * value_heads * joints"
 
 
 def item_prologue(context: Context) -> Entries:
@@ -63,10 +72,10 @@ def _share(items: str) -> str:
 def _item(context: Context, item: str) -> Entries:
     """Where a CTA's work lies: `item` numbers segments, heads and columns."""
     tensors = _loaded(context)
-    place = _joint_place(item) if context.persistent and context.segment is not None else _place(item)
+    place = _joint_place(item) if context.persistent and context.segment is not None else _place(item, context)
     if any(tensor.head == "key" for tensor in tensors):
         place.insert(-1, ("key_head", "T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))"))
-    own = _chunks(tensors) if context.segment is None else _warm_up(context.segment)
+    own = _chunks(tensors) if context.segment is None else _warm_up(context, context.segment)
     return (*place, *_neighbours(), *own)
 
 
@@ -74,10 +83,11 @@ def _loaded(context: Context) -> list[Tensor]:
     return [ring.load.tensor for ring in context.schedule.rings if ring.load is not None]
 
 
-def _place(item: str) -> list[tuple[str, str]]:
-    """Segment, head and columns: tiles of a head side by side, then heads, then segments."""
+def _place(item: str, context: Context) -> list[tuple[str, str]]:
+    """Segment, head and columns: tiles of a head side by side, then heads, then segments, then turns."""
+    segment = f"T.truncdiv({item}, TILES * value_heads)"
     return [
-        ("segment", f"T.truncdiv({item}, TILES * value_heads)"),
+        ("segment", f"T.truncmod({segment}, segments)" if context.in_turns else segment),
         ("value_head", f"T.truncmod(T.truncdiv({item}, TILES), value_heads)"),
         ("value_column", f"T.truncmod({item}, TILES) * VALUE_TILE"),
     ]
@@ -121,10 +131,13 @@ def _chunks(tensors: list[Tensor]) -> Entries:
     )
 
 
-def _warm_up(segment: Segment) -> Entries:
+def _warm_up(context: Context, segment: Segment) -> Entries:
     """The chunks that a segment's map or state needs: all of them, or so many of its last ones that what comes before
     is forgotten (`warm_up`; then there is no map). The last segment of a sequence has nothing to tell."""
     active = "T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0))"
+    if context.in_turns:
+        turn = f"T.truncdiv(block, {_ALL}) == T.if_then_else(warm_up > 0, 1, 0)"
+        active = f"T.And({active}, T.Or(turns == 1, {turn}))"
     return (
         ("first", "segment_offsets[segment]"),
         ("chunks", "T.if_then_else(closes == 0, T.truncdiv(segment_offsets[segment + 1] - first, CHUNK), 0)"),

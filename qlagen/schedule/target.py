@@ -50,6 +50,8 @@ class PlanCosts:
     """Of the heads: those whose segments need a map."""
     warm_chunks: int
     """Chunks after which the other heads have forgotten their state."""
+    turn_chunks: int
+    """Chunks of a segment from which on the kernel for segments starts those first that are walked as a whole."""
     long_percent: int
     """Of packed calls: those that are mostly one long sequence."""
     tie_percent: int

@@ -30,7 +30,8 @@ class Call:
     """One call of an operator. `tensors`: [tokens, heads, ...] by name; `numbers`: fp32 arguments by name.
 
     `initial_state` fp32 [sequences, value_heads, K, V], or with V before K when `value_first`; None: zero. `cuts` and
-    `unused` as in `Sequences`; `skip_threshold` says when the map of a segment is left out.
+    `unused` as in `Sequences`; `skip_threshold` says when the map of a segment is left out; in two `turns` segments
+    that have one come first.
     """
 
     tensors: Mapping[str, Any]
@@ -43,6 +44,7 @@ class Call:
     cuts: tuple[tuple[int, ...], ...] = ()
     unused: int = 0
     skip_threshold: float = -10.0
+    turns: int = 1
 
 
 class EmulatedOperator:
@@ -112,6 +114,7 @@ def _integers(call: Call, workers: int) -> dict[str, float]:
         "workers": workers,
         "has_spare_chunks": 1,
         "skip_threshold": call.skip_threshold,
+        "turns": call.turns,
     }
 
 

@@ -222,6 +222,37 @@ def test_what_is_forgotten_is_left_out(operators: Callable[..., EmulatedOperator
         check_forgotten(of, run(of, MODES[1]))
 
 
+@pytest.mark.parametrize("threshold", [EXACT, -1.5, -3.0])
+def test_in_two_turns_whole_segments_come_first(operators: Callable[..., EmulatedOperator], threshold: float) -> None:
+    check_turns(operators("gated_delta_rule", 1, "prepare segment"), threshold)
+
+
+def check_turns(run: EmulatedOperator, threshold: float) -> None:
+    """Both turns make what one makes; the first half of the CTAs all that is walked as a whole, and nothing else."""
+    of = call("gated_delta_rule", 1 / 24, skip_threshold=threshold)
+    once, twice = run(of), run(replace(of, turns=2))
+    for name in ("segment_state", "segment_joined"):
+        assert torch.equal(once[name].nan_to_num(), twice[name].nan_to_num())
+    module, kernel = run.modules[1], run.kernels[1]
+    half = module.TILES * HEADS * len(once["segment_sequence"])
+    numbers = {"state_key_stride": VALUES, "state_value_stride": 1, "has_initial_state": 1}
+    given = {name: once[name] for name in module.TENSORS}
+    given |= {name: torch.full_like(once[name], UNTOUCHED) for name in ("segment_state", "segment_joined")}
+    kernel.run({**given, **numbers, "skip_threshold": threshold, "turns": 2}, blocks=[(i, 0, 0) for i in range(half)])
+    for joint in joints(of):
+        for head in range(HEADS):
+            gates = of.tensors["g"][joint.first : joint.end, head].double().numpy().reshape(-1, CHUNK).sum(axis=1)
+            whole = not any(gates[-n:].sum() <= threshold for n in range(1, len(gates) + 1))
+            made = [given[name][joint.row, head] for name in ("segment_state", "segment_joined")]
+            expected = [once[name][joint.row, head] for name in ("segment_state", "segment_joined")]
+            if not whole:
+                assert all((one == UNTOUCHED).all() for one in made)
+                continue
+            reached = slice(0, (VALUES if joint.opens else VALUES + KEYS) * KEYS)
+            assert torch.equal(made[0][reached], expected[0][reached])
+            assert torch.equal(made[1], expected[1])
+
+
 WHOLE = "prepare segment forward"
 
 
@@ -264,7 +295,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "a chunk too few": ("return done + __ffs(reached);", "return done + __ffs(reached) - 1;"),
     "no chunk left out": ("first = first + (chunks - iterations) * CHUNK", "first = first + 0 * iterations"),
     "a map from the given state": ("if value_column >= VALUE_DIM:", "if value_column > VALUE_DIM:"),
-    "the last segment too": ("T.if_then_else(T.And(closes == 0, T.Or(", "T.if_then_else(T.And(closes >= 0, T.Or("),
+    "the last segment too": ("T.And(closes == 0, T.Or(value_column", "T.And(closes >= 0, T.Or(value_column"),
+    "turns turned round": ("T.if_then_else(warm_up > 0, 1, 0)", "T.if_then_else(warm_up > 0, 0, 1)"),
+    "all of it in both turns": ("T.Or(turns == 1,", "T.Or(turns >= 1,"),
     "another segment's row": ("segment_state[segment - sequence,", "segment_state[T.max(segment - sequence - 1, 0),"),
     "the state of another segment": ("segment - 1 - sequence, value_head", "segment - sequence, value_head"),
 }
@@ -282,6 +315,7 @@ def test_mutants_are_caught(tmp_path: Path, name: str) -> None:
         lambda: check_made_raw(run, EXACT),
         lambda: check_made_raw(run, -1.5),
         lambda: check_made_raw(run, -3.0),
+        lambda: check_turns(run, -3.0),
     )
     assert any(fails(check) for check in checks)
 

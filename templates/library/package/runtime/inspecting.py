@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,11 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
             result.append(_carried(kernel, sizes["V"], plan.cutting.segments, facts.value_heads, processors))
         elif kernel.kind == "segment":
             walked = plan.cutting.segments - (facts.sequences if kernel.persistent else 0)
-            result.append(_carried(kernel, sizes["V"] + sizes["K"], walked, facts.value_heads, processors))
+            launch = _carried(kernel, sizes["V"] + sizes["K"], walked, facts.value_heads, processors)
+            if plan.turns > 1:
+                reason = f"{launch.reason}, those with a map first"
+                launch = replace(launch, ctas=launch.ctas * plan.turns, reason=reason)
+            result.append(launch)
         elif kernel is loader.JOIN:
             chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)
             count = workers(kernel, chains * facts.value_heads * -(-sizes["V"] // JOIN_COLUMNS), processors)

@@ -83,15 +83,14 @@ def forward(
         "segment_bounds": tables.segments + 1,
         "has_spare_chunks": int(cu_seqlens is not None),
         "value_heads": value_heads,
+        "turns": plan.turns,
     }
-    # The first kernel of a call waits for all that was launched before it; packed calls began with their tables. On an
-    # H200, calls that are cut take up to 6 % longer where their kernels start early, others up to 7 % less.
-    later = loader.EARLY if plan.segment is None else loader.NOT_EARLY
-    early = loader.NOT_EARLY if cu_seqlens is None else later
+    # The first kernel of a call waits for all that was launched before it; packed calls began with their tables.
+    early = loader.NOT_EARLY if cu_seqlens is None else loader.EARLY
     for launch in _launches(operator, o, plan, tables, key_heads):
         values["workers"] = launch.workers
         launch.function(*[values[name] for name in launch.parameters], early)
-        early = later
+        early = loader.EARLY
     return {**workspaces, **{name: getattr(tables, name) for name in _TABLES}}
 
 

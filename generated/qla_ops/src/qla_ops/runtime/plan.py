@@ -76,6 +76,8 @@ class Plan:
     """For packed sequences."""
     parts: int
     """Segments of each sequence; for packed ones `AUTOMATIC` where the device decides."""
+    turns: int
+    """2: segments that are walked as a whole come first in the segment kernel, then those that only warm up."""
     times: tuple[Times, ...]
     """For each distribution of lengths that was weighed."""
 
@@ -85,6 +87,13 @@ def idle_time(weights: Weights, cut: Cut, segments: int) -> int:
     busy = cut.joints * weights.state_ctas + cut.inner * weights.map_ctas * weights.share // SHARES
     empty = segments * (weights.state_ctas + weights.map_ctas) - busy
     return 2 * costs.LAUNCH + costs.EMPTY * empty // weights.segment_slots
+
+
+def segment_turns(weights: Weights, cut: Cut) -> int:
+    """Of the segment kernel's CTAs. The longest ones first pays where not all run at once and what they take is long
+    beside what it costs to start twice as many."""
+    waiting = cut.segments * (weights.state_ctas + weights.map_ctas) > weights.segment_slots
+    return 2 if waiting and cut.longest_joint >= costs.TURN_CHUNKS and weights.share < SHARES else 1
 
 
 def choose_plan(
@@ -143,7 +152,7 @@ def _plans(
     for forward in forwards if parts in (AUTOMATIC, NEVER) else ():
         weights = _weights(operator, forward, None, value_heads, processors)
         times = tuple(Times(forward_time(weights, cut, chunks)) for cut, chunks in zip(whole, totals, strict=True))
-        yield Plan(forward, None, Cutting(whole[0].segments, NEVER, weights), NEVER, times)
+        yield Plan(forward, None, Cutting(whole[0].segments, NEVER, weights), NEVER, 1, times)
     if parts == NEVER:
         return
     # Four times what runs at once is fine enough: more segments only cost more.
@@ -160,9 +169,9 @@ def _plans(
             times = tuple(replace(time, idle=search + idle_time(weights, cut, count)) for _, cut, time in found)
             chosen = parts if packed else found[0][1].most
             cutting = Cutting(count, parts, weights, 0 if guessed else found[0][0])
-            yield Plan(forward, segment, cutting, chosen, times)
+            yield Plan(forward, segment, cutting, chosen, segment_turns(weights, found[0][1]), times)
         elif parts:
-            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, tuple(time for *_, time in found))
+            yield Plan(forward, None, Cutting(count, NEVER, weights), NEVER, 1, tuple(time for *_, time in found))
 
 
 def _cuts(groups: Groups, parts: int, enough: int) -> list[tuple[int, Cut]]:

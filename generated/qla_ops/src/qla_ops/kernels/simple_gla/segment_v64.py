@@ -74,6 +74,7 @@ SCALARS = (
     ("state_value_stride", "int32"),
     ("has_initial_state", "int32"),
     ("skip_threshold", "float32"),
+    ("turns", "int32"),
 )
 DYNAMIC = (
     "tokens",
@@ -225,8 +226,9 @@ def build(data_type):
         state_value_stride: T.int32,
         has_initial_state: T.int32,
         skip_threshold: T.float32,
+        turns: T.int32,
     ):
-        with T.Kernel(TILES * value_heads * segments, threads=THREADS) as (block,):
+        with T.Kernel(turns * TILES * value_heads * segments, threads=THREADS) as (block,):
             T.import_source(DEVICE_FUNCTIONS)
             k_ring = T.alloc_shared((LOAD_STAGES, CHUNK, KEY_DIM), data_type)
             v_ring = T.alloc_shared((LOAD_STAGES, CHUNK, VALUE_TILE), data_type)
@@ -262,7 +264,7 @@ def build(data_type):
             iterations = T.alloc_var("int32")
             start = T.alloc_var("int32")
             slot = T.alloc_var("int32")
-            segment = T.truncdiv(block, TILES * value_heads)
+            segment = T.truncmod(T.truncdiv(block, TILES * value_heads), segments)
             value_head = T.truncmod(T.truncdiv(block, TILES), value_heads)
             key_head = T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))
             value_column = T.truncmod(block, TILES) * VALUE_TILE
@@ -287,7 +289,7 @@ def build(data_type):
                 skip_threshold,
             )
             joined = T.if_then_else(warm_up == 0, follows, 0)
-            active = T.if_then_else(T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0)), T.if_then_else(sequence >= 0, 1, 0), 0)
+            active = T.if_then_else(T.And(T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0)), T.Or(turns == 1, T.truncdiv(block, TILES * value_heads * segments) == T.if_then_else(warm_up > 0, 1, 0))), T.if_then_else(sequence >= 0, 1, 0), 0)
             iterations = active * T.if_then_else(warm_up > 0, warm_up, chunks)
             first = first + (chunks - iterations) * CHUNK
             first_slot = first_slot + chunks - iterations
