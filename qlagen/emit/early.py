@@ -4,7 +4,8 @@ A kernel of a call may start while the one before it still runs. What the caller
 of a call starts when everything before has ended. What kernels of the call hand to one another is waited for: chunks'
 tensors in a workspace, and what segments leave. (Tables are a kernel's too. The next one waits before it lets any other
 start, so that kernels after that one find them.) A kernel whose chunks' place depends on what was handed over waits
-before it works that out; one that reads nothing of the kind, or comes behind the tables, at its very start.
+before it works that out. One that reads nothing of the kind but comes behind the tables finds its chunks without them
+where sequences are few (see `places`): one of its warps waits aside, and lets the next kernel start.
 
 One of the threads of every CTA waits in any case. A kernel has therefore ended only when all those before it have.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 
 from qlagen.emit import views
 from qlagen.emit.context import Context, loaded_rings
+from qlagen.emit.places import FEW, TABLED, finds_places
 from qlagen.schedule.model import Ring, Role
 
 Lines = tuple[views.Line, ...]
@@ -31,12 +33,37 @@ def waits_before(context: Context, prologue: list[str]) -> str | None:
     """The first integer of the prologue that needs what was handed over; None where roles wait."""
     if waits_late(context):
         return None
-    return WALKED if WALKED in prologue else prologue[0]
+    known = (name for name in (WALKED, TABLED) if name in prologue)
+    return next(known, prologue[0])
+
+
+def prologue_wait(context: Context) -> views.AwaitKernel:
+    """How all threads wait there: where one warp waits for all, only if they need the tables."""
+    if waits_aside(context):
+        return views.AwaitKernel(views.Comment("", "the tables, which the kernel before makes"), f"{FEW} == 0")
+    return _wait_and_trigger()
+
+
+def waits_aside(context: Context) -> bool:
+    """Whether one warp waits for all."""
+    return finds_places(context) and any(_only_stores(context, role) for role in context.schedule.roles)
+
+
+def _wait_and_trigger() -> views.AwaitKernel:
+    return views.AwaitKernel(views.Comment("", "the kernel before has ended; the next one may start"), trigger=True)
+
+
+def _only_stores(context: Context, role: Role) -> bool:
+    """A mover that has time: nothing is stored before all loads of an iteration."""
+    return role.kind == "mover" and not loaded_rings(context, role)
 
 
 def mover_waits(context: Context, role: Role) -> tuple[Lines, Lines]:
     """Of a mover: what it does before its first item, and after its last one. One that loads callers' tensors as well
     waits behind those (see `waits_between`)."""
+    if waits_aside(context):
+        aside = next(other.name for other in context.schedule.roles if _only_stores(context, other))
+        return ((_wait_and_trigger(),), ()) if role.name == aside else ((), ())
     if not waits_late(context) or not _handed_over(loaded_rings(context, role)):
         return (), ()
     # A CTA without items, or whose items have no chunks, waits too.

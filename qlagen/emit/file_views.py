@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlagen.emit.views import Line
+from qlagen.emit.views import AwaitKernel, Line
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ class KernelView:
     prologue: tuple[tuple[str, str], ...]
     waits_before: str | None
     """Before this integer of the prologue all threads wait for the kernel before; None: roles do. See `early`."""
+    wait: AwaitKernel
+    """How they wait there."""
     layouts: tuple[tuple[str, str], ...]
     padding: tuple[PaddedTensor, ...]
     compute: tuple[RoleView, ...]

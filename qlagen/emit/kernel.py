@@ -9,11 +9,12 @@ from qlagen.emit import file_views, mover_views, views
 from qlagen.emit.check import check_text
 from qlagen.emit.constants import candidate_constants, exports, kernel_name, used_constants
 from qlagen.emit.context import WARP, Context, end_thread
-from qlagen.emit.early import mover_waits, waits_before
+from qlagen.emit.early import mover_waits, prologue_wait, waits_before
 from qlagen.emit.lines import clear_lines, role_lines
 from qlagen.emit.memory import barrier_views, layouts, register_views, shared_views, written_integers
 from qlagen.emit.movers import first_element, loop_bounds, mover_loops, token_stride
 from qlagen.emit.parameters import check_names, dynamic_dimensions, parameters, scalars, token_stores
+from qlagen.emit.places import finds_places
 from qlagen.emit.prologue import JOINT_SEGMENT, WARM_UP, grid, item_count, item_prologue, next_item, prologue, strips
 from qlagen.emit.state import state_lines
 from qlagen.emit.templates import KERNEL, environment, template_digest
@@ -69,6 +70,7 @@ def _kernel_view(context: Context, spec_digest: str, target: str) -> file_views.
         integers=written_integers((*entries, *item_prologue(context)), lines),
         prologue=entries,
         waits_before=waits_before(context, [name for name, _ in entries]),
+        wait=prologue_wait(context),
         layouts=layouts(context, lines),
         padding=_padding(context),
         compute=compute_views,
@@ -162,6 +164,7 @@ def _helpers(context: Context, lines: list[views.Line]) -> tuple[str, ...]:
     bounded = context.segment is not None and context.segment.bound is not None
     used = {JOINT_SEGMENT: context.persistent and context.segment is not None, WARM_UP: bounded}
     used |= {"zero_rows": cut, "store_rows": stored, "zero_global_rows": bool(token_stores(context))}
+    used["places"] = finds_places(context)
     used["matrix_moves"] = any(_moves_matrices(line) for line in lines)
     used["decay"] = any(isinstance(line, views.Map) and line.decay is not None for line in lines)
     used["state"] = context.carried

@@ -14,11 +14,12 @@ from qlagen.emit.context import (
     ring_name,
 )
 from qlagen.emit.movers import landed_barrier, needs_landed
+from qlagen.emit.places import MOST_SEQUENCES, finds_places
 from qlagen.schedule.model import Ring
 
 
 def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
-    return tuple(
+    rings = tuple(
         file_views.SharedView(
             name=ring_name(ring),
             shape=_ring_shape(context, ring),
@@ -28,6 +29,10 @@ def shared_views(context: Context) -> tuple[file_views.SharedView, ...]:
         )
         for ring in context.schedule.rings
     )
+    if not finds_places(context):
+        return rings
+    note = f"{8 * MOST_SEQUENCES} bytes: where sequences end, in tokens and in chunks"
+    return (*rings, file_views.SharedView("places", f"(2 * {MOST_SEQUENCES},)", '"int32"', True, note))
 
 
 def _ring_shape(context: Context, ring: Ring) -> str:

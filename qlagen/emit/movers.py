@@ -25,6 +25,7 @@ from qlagen.emit.context import (
 )
 from qlagen.emit.early import waits_between
 from qlagen.emit.lines import barrier_line, has_head, head_counts
+from qlagen.emit.places import chunk_place, finds_places
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Tensor
 from qlagen.program.triangle import Strip, strips
@@ -107,7 +108,8 @@ def coordinates(context: Context, tensors: list[Tensor]) -> views.Assign:
         return views.Assign(tuple(values))
     values += [chunk_item(context), *_head_coordinates(context, any(tensor.head == "key" for tensor in tensors))]
     if tokens:
-        values += [("start", "chunk_first[slot]"), ("rows", "chunk_rows[slot]")]
+        tables = (("start", "chunk_first[slot]"), ("rows", "chunk_rows[slot]"))
+        values += chunk_place() if finds_places(context) else tables
     return views.Assign(tuple(values))
 
 

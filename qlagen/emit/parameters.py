@@ -6,6 +6,7 @@ import keyword
 
 from qlagen.emit.context import FULL, Context, dtype_text, tensor_shape
 from qlagen.emit.file_views import TensorView
+from qlagen.emit.places import OFFSETS, finds_places
 from qlagen.errors import QlagenError
 from qlagen.program.ir import Load, Store, Tensor
 
@@ -14,12 +15,15 @@ _BOTH = f"({FULL['V']} + {FULL['K']})"
 """Columns of a segment's state and map."""
 _JOINT_SHAPE = ("joints", "value_heads", f"{_BOTH} * {FULL['K']}")
 """The last segment of a sequence is joined to nothing: it has no row."""
-_ORDER = ("tokens", "key_heads", "value_heads", "sequences", "segments", "segment_bounds", "joints", "chunk_count")
+_ORDER = (
+    *("tokens", "key_heads", "value_heads", "sequences", "segments", "segment_bounds", "joints", "chunk_count"),
+    "offset_words",
+)
 _LOCAL = (
     "T tilelang build turned data_type tx warp lane block step row column entry sequence sequences"
     " value_head value_heads key_head key_heads value_column first end first_slot whole iterations start rows slot item"
     " cuts tokens chunk_count workers chunk_first chunk_rows initial_state final_state"
-    " used has_spare_chunks segment_bounds"
+    " used has_spare_chunks segment_bounds given_offsets offset_words wide_offsets few counted places"
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
     " left_due left_segment left_sequence left_value_head left_value_column"
@@ -44,7 +48,9 @@ def parameters(context: Context) -> tuple[TensorView, ...]:
     stores = tuple(_tensor(store.tensor) for store in program.stores)
     if not context.carried:
         chunks = (_view(name, ("chunk_count",), '"int32"') for name in ("chunk_first", "chunk_rows"))
-        return (*loads, *chunks, _view("segment_chunks", ("segment_bounds",), '"int32"'), *stores)
+        tables = (*chunks, _view("segment_chunks", ("segment_bounds",), '"int32"'))
+        given = (_view(OFFSETS, ("offset_words",), '"int32"'),) if finds_places(context) else ()
+        return (*loads, *tables, *given, *stores)
     bounds = (_view(name, ("segments + 1",), '"int32"') for name in ("segment_offsets", "segment_chunks"))
     tables = (*bounds, _view("segment_sequence", ("segments",), '"int32"'))
     initial, final = (_view(name, _STATE_SHAPE, '"float32"') for name in ("initial_state", "final_state"))
@@ -73,7 +79,8 @@ def scalars(context: Context) -> tuple[tuple[str, str], ...]:
     """Scalar parameters in order, with their types."""
     own = tuple((name, "float32") for name in context.schedule.program.scalars)
     if not context.carried:
-        return (*own, ("workers", "int32"), ("has_spare_chunks", "int32"))
+        names = ("sequences", "wide_offsets") if finds_places(context) else ()
+        return (*own, *((name, "int32") for name in ("workers", "has_spare_chunks", *names)))
     workers = (("workers", "int32"),) if context.persistent else ()
     strides = tuple((name, "int32") for name in ("state_key_stride", "state_value_stride", "has_initial_state"))
     if context.segment is not None:

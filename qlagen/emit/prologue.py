@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from qlagen.emit.constants import Entries
 from qlagen.emit.context import DONE, HEAD, HEADS, Context, chunk_items
+from qlagen.emit.places import counted_chunks, finds_places
 from qlagen.program.ir import Segment, Tensor
 
-_USED = ("used", "T.if_then_else(has_spare_chunks != 0, segment_chunks[segment_bounds - 1], chunk_count)")
-"""Slots with a chunk: those without are the last ones. Where the host knows that there are none, nothing is read."""
+_TABLED = "segment_chunks[segment_bounds - 1]"
+"""Slots with a chunk: those without are the last ones."""
+_USED = f"T.if_then_else(has_spare_chunks != 0, {_TABLED}, chunk_count)"
+"""Where the host knows that there are no others, nothing is read."""
 WARM_UP = "warm_up_chunks"
 """The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
 JOINT_SEGMENT = "joint_segment"
@@ -22,7 +25,8 @@ def prologue(context: Context) -> Entries:
         return (("item", "block"), ("done", "0"), *(() if context.segment else (("cuts", "0"),)))
     if not context.carried:
         shared = any(tensor.head == "key" for tensor in _loaded(context))
-        loop = (_USED, ("iterations", _share(chunk_items(context))), ("cuts", "0"))
+        used = counted_chunks(_TABLED) if finds_places(context) else (("used", _USED),)
+        loop = (*used, ("iterations", _share(chunk_items(context))), ("cuts", "0"))
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")

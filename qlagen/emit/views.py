@@ -317,10 +317,13 @@ class Fence(Line):
 
 @dataclass(frozen=True)
 class AwaitKernel(Line):
-    """Waits until the kernel before has ended; see `early`."""
+    """Waits until the kernel before has ended; see `early`. `condition`: only if it holds. `trigger`: lets the next one
+    start, then."""
 
     macro = "await_kernel"
     comment: Comment = Comment("", "")
+    condition: str | None = None
+    trigger: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class EmulatedOperator:
         sizes = {"tokens": tokens, "value_heads": call.value_heads, "sequences": sequences.count}
         sizes |= {"segments": sequences.segments, "segment_bounds": sequences.segments + 1, "joints": sequences.joints}
         sizes["chunk_count"] = sequences.slots(tokens)
+        pool["given_offsets"] = torch.tensor([int(offset) for offset in call.offsets], dtype=torch.int32)
+        sizes["offset_words"] = len(call.offsets)
         given = set(pool)
         for module, kernel in zip(self.modules, self.kernels, strict=True):
             if module.KIND == SEGMENT and not any(call.cuts):
@@ -113,6 +115,8 @@ def _integers(call: Call, workers: int) -> dict[str, float]:
         "has_final_state": 1,
         "workers": workers,
         "has_spare_chunks": 1,
+        "sequences": len(call.offsets) - 1,
+        "wide_offsets": 0,
         "skip_threshold": call.skip_threshold,
         "turns": call.turns,
     }

@@ -67,7 +67,8 @@ def test_run_time_values_are_no_constants() -> None:
         "has_initial_state",
         "has_final_state",
     ]
-    assert constants(emitted(*PREPARE))["SCALARS"] == (("workers", "int32"), ("has_spare_chunks", "int32"))
+    names = ("workers", "has_spare_chunks", "sequences", "wide_offsets")
+    assert constants(emitted(*PREPARE))["SCALARS"] == tuple((name, "int32") for name in names)
 
 
 @each_kernel

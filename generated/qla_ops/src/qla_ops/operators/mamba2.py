@@ -35,9 +35,14 @@ OPERATOR = Operator(
                 Kernel(
                     name="mamba2_prepare_tile",
                     module="mamba2.prepare_tile",
-                    tensors=("g", "chunk_first", "chunk_rows", "segment_chunks", "g_cum"),
-                    scalars=(("workers", "int32"), ("has_spare_chunks", "int32")),
-                    dynamic=("tokens", "value_heads", "segment_bounds", "chunk_count"),
+                    tensors=("g", "chunk_first", "chunk_rows", "segment_chunks", "given_offsets", "g_cum"),
+                    scalars=(
+                        ("workers", "int32"),
+                        ("has_spare_chunks", "int32"),
+                        ("sequences", "int32"),
+                        ("wide_offsets", "int32"),
+                    ),
+                    dynamic=("tokens", "value_heads", "segment_bounds", "chunk_count", "offset_words"),
                     kind="chunk_parallel",
                     value_tile=64,
                     ctas_per_sm=3,
