@@ -58,6 +58,8 @@ def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
                 shape = (given["sequences"], given["value_heads"], -1)
                 absent = torch.full((given["sequences"], given["value_heads"], 128 * 128), float("nan"))
                 given[name] = given[name].view(shape) if present else absent
+        if "given_offsets" in given:
+            given["given_offsets"] = given["given_offsets"].view(torch.int32)
         if "segment_state" in given and uncut:
             given["segment_state"] = torch.empty((0, given["value_heads"], 256 * 128))
         target(**{name: given[name] for name in wanted if name in given})
@@ -135,6 +137,31 @@ def test_only_the_first_kernel_waits_for_all_that_came_before(
     run(inputs(length=512), cu_seqlens=torch.tensor([0, 512]) if packed else None, parts=parts)
     assert launched == [EARLY if packed and parts == NEVER else NOT_EARLY, *[EARLY] * (len(launched) - 1)]
     assert len(launched) == (2 if parts == NEVER or packed else 4)
+
+
+def test_arguments_are_converted_before_the_tables_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a prepare kernel reads beside the kernel in front of it was there before that one began."""
+    happened: list[str] = []
+    tables, ready = hopper.packed_tables, hopper.ready
+
+    def make_tables(offsets: torch.Tensor, *values: object) -> object:
+        assert offsets.is_contiguous()
+        happened.append("tables")
+        return tables(offsets, *values)
+
+    def convert(data: bool, tensor: torch.Tensor) -> torch.Tensor:
+        happened.append("ready")
+        return ready(data, tensor)
+
+    monkeypatch.setattr(hopper, "packed_tables", make_tables)
+    monkeypatch.setattr(hopper, "ready", convert)
+    monkeypatch.setattr(hopper.loader, "function", lambda *_: lambda *values: happened.append("launch"))
+    offsets = torch.tensor([[0, 0], [200, 0], [512, 0]])[:, 0]
+    assert not offsets.is_contiguous()
+    state = states(2)
+    run(inputs(length=512), cu_seqlens=offsets, parts=NEVER, initial_state=state)
+    assert happened == ["ready"] * happened.count("ready") + ["tables", "launch", "launch"]
+    assert happened.count("ready") == len(OPERATOR.tensors) + 1
 
 
 @pytest.mark.slow

@@ -63,18 +63,25 @@ def forward(
     processors = device_facts(o.device.index or 0).processors
     known = known_lengths(operator, cu_seqlens_cpu, tokens)
     plan = call_plan(operator, sequences, tokens, value_heads, processors, cu_seqlens is not None, parts, known)
+    # Kernels that convert arguments come first: prepare kernels read these beside the kernel in front of them, which
+    # must be that of the tables.
+    given = {
+        **{item.name: ready(item.data, inputs[item.name]) for item in operator.tensors},
+        **_state_values(operator, initial_state, final_state, state_v_first, o),
+    }
     if cu_seqlens is None:
         tables = equal_length_tables(batch, length, operator.chunk, o.device, plan.parts)
+        offsets = tables.cu_seqlens
     else:
-        tables = packed_tables(cu_seqlens, tokens, operator.chunk, plan.cutting)
+        offsets = cu_seqlens.contiguous()
+        tables = packed_tables(offsets, tokens, operator.chunk, plan.cutting)
     workspaces = _workspaces(operator, tables.chunk_count, value_heads, o)
     key_heads = next((inputs[item.name].shape[2] for item in operator.tensors if item.heads == "key"), value_heads)
     values: dict[str, Any] = {
         **scalars,
         **workspaces,
         **vars(tables),
-        **{item.name: ready(item.data, inputs[item.name]) for item in operator.tensors},
-        **_state_values(operator, initial_state, final_state, state_v_first, o),
+        **given,
         **_segment_values(operator, tables, value_heads, threshold, o),
         "o": o,
         "tokens": tokens,
@@ -82,7 +89,7 @@ def forward(
         "key_heads": key_heads,
         "segment_bounds": tables.segments + 1,
         "has_spare_chunks": int(cu_seqlens is not None),
-        **_offset_values(tables.cu_seqlens if cu_seqlens is None else cu_seqlens),
+        **_offset_values(offsets),
         "value_heads": value_heads,
         "turns": plan.turns,
     }
@@ -159,7 +166,7 @@ def _segment_values(
 def _offset_values(offsets: Tensor) -> dict[str, Any]:
     """Sequences' offsets, of either integer type, as the words that they are."""
     wide = int(offsets.dtype == torch.int64)
-    return {"given_offsets": offsets.contiguous(), "wide_offsets": wide, "offset_words": len(offsets) << wide}
+    return {"given_offsets": offsets, "wide_offsets": wide, "offset_words": len(offsets) << wide}
 
 
 def _workspaces(operator: Operator, chunk_count: int, value_heads: int, o: Tensor) -> dict[str, Tensor]:
