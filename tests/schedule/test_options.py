@@ -52,7 +52,7 @@ def test_the_shipped_file() -> None:
         (o.name, (o.heads, o.keys), o.stages, o.ctas_per_sm, o.mover_warps, o.registers) for o in file.chunk_parallel
     ]
     assert found == [
-        ("twin", (2, 2), 1, 3, 2, (("tile", 120), ("movers", 40))),
+        ("twin", (2, 2), 1, 3, 2, (("tile", 104), ("movers", 56))),
         ("pair", (4, 2), 1, 2, 2, ()),
         ("tile", (4, 1), 1, 3, 2, (("tile", 120), ("movers", 40))),
         ("tile", (1, 1), 1, 4, 2, ()),
