@@ -58,20 +58,16 @@ def measure(row: Row, check: bool) -> dict[str, Any]:
     """What is printed of a row."""
     import torch
 
-    import qla_ops
     from qla_ops.runtime.plan import only
     from qlagen.bench.gate import Reference
     from qlagen.bench.inputs import make_inputs
 
     i = make_inputs(row.case)
-    offsets = i.cu_seqlens if len(row.case.lengths) > 1 else None
-    options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True, "strict": True}
+    plain = caller(i, row.auto_cp)
 
     def call() -> Any:
         with only(*row.only) if row.only else nullcontext():
-            return qla_ops.chunk_gated_delta_rule(
-                i.q, i.k, i.v, i.g, i.beta, cu_seqlens=offsets, auto_cp=row.auto_cp, **options
-            )
+            return plain()
 
     o, state = call()
     found: dict[str, Any] = {
@@ -87,6 +83,19 @@ def measure(row: Row, check: bool) -> dict[str, Any]:
     times = graph_times(call)
     found |= {"median_ms": round(statistics.median(times), 4), "least_ms": round(min(times), 4)}
     return found | {"kernel_us": kernel_times(call)}
+
+
+def caller(i: Any, auto_cp: bool | int, known: bool = False) -> Callable[[], Any]:
+    """The library's call for the benchmark's inputs, which are packed where there are several sequences. `known`: then
+    the host knows their lengths."""
+    import qla_ops
+
+    options = {"scale": i.scale, "initial_state": i.initial_state, "output_final_state": True, "strict": True}
+    if len(i.case.lengths) > 1:
+        options["cu_seqlens"] = i.cu_seqlens
+        if known:
+            options["cu_seqlens_cpu"] = i.cu_seqlens.cpu()
+    return lambda: qla_ops.chunk_gated_delta_rule(i.q, i.k, i.v, i.g, i.beta, auto_cp=auto_cp, **options)
 
 
 def graph_times(call: Callable[[], Any]) -> list[float]:
@@ -143,12 +152,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cuda: Any = torch.cuda
     cuda.set_stream(cuda.Stream())
     for row in options.rows:
-        line = json.dumps({"what": options.what, **measure(row, not options.no_check)})
-        print(line, flush=True)
-        if options.output:
-            with options.output.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        say({"what": options.what, **measure(row, not options.no_check)}, options.output)
     return 0
+
+
+def say(found: dict[str, Any], output: Path | None) -> None:
+    """Prints a line, and adds it to a file."""
+    line = json.dumps(found)
+    print(line, flush=True)
+    if output:
+        with output.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 if __name__ == "__main__":

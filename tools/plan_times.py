@@ -12,17 +12,16 @@ From a checkout: PYTHONPATH=.:generated/qla_ops/src python -m tools.plan_times 2
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qlagen.bench.cases import Case, forward_case
+from tools.kernel_times import caller, say
 
 SEGMENTS = (2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24)
 SAMPLES = 7
@@ -80,34 +79,30 @@ def measure(case: Case, wish: Wish, inputs: Sequence[Any], timer: Any) -> dict[s
     """What is printed of a plan."""
     import torch
 
-    import qla_ops
     from qla_ops.runtime.plan import only
     from qlagen.bench.timing import summarise
 
-    def caller(i: Any) -> Callable[[], Any]:
-        several = len(case.lengths) > 1
-        known = {"cu_seqlens": i.cu_seqlens, "cu_seqlens_cpu": i.cu_seqlens.cpu()} if several else {}
-        options = {"initial_state": i.initial_state, "output_final_state": True, "strict": True, "scale": i.scale}
-        values = (i.q, i.k, i.v, i.g, i.beta)
-        return lambda: qla_ops.chunk_gated_delta_rule(*values, auto_cp=wish.auto_cp, **known, **options)
-
     with seen_plans(wish) as seen, only(*wish.only):
-        replay = timer.prepare([caller(i) for i in inputs])
+        replay = timer.prepare([caller(i, wish.auto_cp, known=True) for i in inputs])
         times = summarise([timer.sample(replay) for _ in range(SAMPLES)])
     plan = seen[-1]
-    variants = [kernel.module.rpartition(".")[2] for kernel in (plan.forward, plan.segment) if kernel is not None]
     return {
         "kind": "plan",
         **case.as_json(),
         "chosen": wish.auto_cp is True,
         "segments": plan.cutting.segments,
-        "variants": variants,
+        "variants": variant_names(filter(None, (plan.forward, plan.segment))),
         "turns": plan.turns,
         "median_us": round(times.median * 1e6, 1),
         "least_us": round(times.least * 1e6, 1),
         "modelled_ns": vars(plan.times[0]),
         "gpu": torch.cuda.get_device_name(),
     }
+
+
+def variant_names(kernels: Iterable[Any]) -> list[str]:
+    """What `only` calls them."""
+    return [kernel.module.rpartition(".")[2] for kernel in kernels]
 
 
 def rows(case: Case, end: float) -> Iterator[dict[str, Any]]:
@@ -117,18 +112,14 @@ def rows(case: Case, end: float) -> Iterator[dict[str, Any]]:
     from qla_ops.runtime.choose import OPERATORS, device_facts
     from qla_ops.runtime.plan import variants
     from qlagen.bench.inputs import make_inputs
-    from qlagen.bench.measure import BEYOND_CACHE, MOST_SETS
+    from qlagen.bench.measure import input_sets
     from qlagen.bench.timing import CudaTimer
 
     cuda: Any = torch.cuda
-    first = make_inputs(case)
-    count = math.ceil(BEYOND_CACHE * cuda.get_device_properties(0).L2_cache_size / first.bytes)
-    inputs = [first, *(first.copy() for _ in range(min(MOST_SETS, count) - 1))]
+    inputs = input_sets(make_inputs(case), cuda.get_device_properties(0).L2_cache_size)
     timer = CudaTimer(cuda.current_stream())
     operator = OPERATORS["gated_delta_rule"]
-    forwards, segments = (
-        [kernel.module.rpartition(".")[2] for kernel in variants(operator, kind)] for kind in ("carried", "segment")
-    )
+    forwards, segments = (variant_names(variants(operator, kind)) for kind in ("carried", "segment"))
     for wish in wishes(case, forwards, segments, device_facts(0).processors):
         if time.monotonic() > end:
             return
@@ -148,11 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + options.seconds
     for case in options.cases:
         for found in rows(case, end):
-            line = json.dumps(found)
-            print(line, flush=True)
-            if options.output:
-                with options.output.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            say(found, options.output)
     return 0
 
 

@@ -102,7 +102,7 @@ class Measurement:
         for candidate in self.candidates:
             candidate.results = {}
         self.reference = None
-        sets = self._input_sets()
+        sets = input_sets(self.inputs, self.bench.cache_bytes)
         self.sets = len(sets)
         yield from self._each(lambda candidate: self._prepare(candidate, sets))
 
@@ -180,11 +180,6 @@ class Measurement:
         implementation = candidate.implementation
         return implementation.forward(inputs) if self.case.direction == "forward" else implementation.backward(inputs)
 
-    def _input_sets(self) -> list[Inputs]:
-        """As many copies of the inputs as it takes for no call to find its own in the cache."""
-        count = math.ceil(BEYOND_CACHE * self.bench.cache_bytes / max(1, self.inputs.bytes))
-        return [self.inputs, *(self.inputs.copy() for _ in range(min(MOST_SETS, count) - 1))]
-
     def _prepare(self, candidate: _Candidate, sets: Sequence[Inputs]) -> str:
         candidate.replay = self.timer.prepare([self._call(candidate, inputs) for inputs in sets])
         return ""
@@ -245,6 +240,12 @@ class Measurement:
             gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+
+
+def input_sets(inputs: Inputs, cache_bytes: int) -> list[Inputs]:
+    """As many copies of the inputs as it takes for no call to find its own in the cache."""
+    count = math.ceil(BEYOND_CACHE * cache_bytes / max(1, inputs.bytes))
+    return [inputs, *(inputs.copy() for _ in range(min(MOST_SETS, count) - 1))]
 
 
 def _poison(inputs: Inputs) -> None:

@@ -46,24 +46,26 @@ def prologue_wait(context: Context) -> views.AwaitKernel:
 
 def waits_aside(context: Context) -> bool:
     """Whether one warp waits for all."""
-    return finds_places(context) and any(_only_stores(context, role) for role in context.schedule.roles)
+    return _waiter(context) is not None
 
 
 def _wait_and_trigger() -> views.AwaitKernel:
     return views.AwaitKernel(views.Comment("", "the kernel before has ended; the next one may start"), trigger=True)
 
 
-def _only_stores(context: Context, role: Role) -> bool:
-    """A mover that has time: nothing is stored before all loads of an iteration."""
-    return role.kind == "mover" and not loaded_rings(context, role)
+def _waiter(context: Context) -> Role | None:
+    """Who waits for all: a mover that only stores. It has time, nothing is stored before all loads of an iteration."""
+    if not finds_places(context):
+        return None
+    storing = (role for role in context.schedule.roles if role.kind == "mover" and not loaded_rings(context, role))
+    return next(storing, None)
 
 
 def mover_waits(context: Context, role: Role) -> tuple[Lines, Lines]:
     """Of a mover: what it does before its first item, and after its last one. One that loads callers' tensors as well
     waits behind those (see `waits_between`)."""
     if waits_aside(context):
-        aside = next(other.name for other in context.schedule.roles if _only_stores(context, other))
-        return ((_wait_and_trigger(),), ()) if role.name == aside else ((), ())
+        return ((_wait_and_trigger(),), ()) if role == _waiter(context) else ((), ())
     if not waits_late(context) or not _handed_over(loaded_rings(context, role)):
         return (), ()
     # A CTA without items, or whose items have no chunks, waits too.

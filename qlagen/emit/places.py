@@ -25,12 +25,10 @@ def finds_places(context: Context) -> bool:
     return not context.carried and all(load.tensor.layout == "token" for load in rings)
 
 
-def counted_chunks(tabled: str) -> tuple[tuple[str, str], ...]:
-    """Integers up to `used`, the number of chunks; `tabled` has it in tables."""
-    ends = f"T.address_of({OFFSETS}[0])"
-    read = _call("read", ends, "wide_offsets", "sequences", "tokens")
-    used = f"T.if_then_else(has_spare_chunks != 0, T.if_then_else({FEW} != 0, {TABLED}, {tabled}), chunk_count)"
-    return ((FEW, f"T.if_then_else(sequences <= {MOST_SEQUENCES}, 1, 0)"), (TABLED, read), ("used", used))
+def counted_chunks() -> tuple[tuple[str, str], ...]:
+    """Whether there are few sequences, and the number of their chunks then."""
+    read = _call("read", f"T.address_of({OFFSETS}[0])", "wide_offsets", "sequences", "tokens")
+    return ((FEW, f"T.if_then_else(sequences <= {MOST_SEQUENCES}, 1, 0)"), (TABLED, read))
 
 
 def chunk_place() -> tuple[tuple[str, str], ...]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from qlagen.emit.constants import Entries
 from qlagen.emit.context import DONE, HEAD, HEADS, Context, chunk_items
-from qlagen.emit.places import counted_chunks, finds_places
+from qlagen.emit.places import FEW, TABLED, counted_chunks, finds_places
 from qlagen.program.ir import Segment, Tensor
 
-_TABLED = "segment_chunks[segment_bounds - 1]"
+_SLOTS = "segment_chunks[segment_bounds - 1]"
 """Slots with a chunk: those without are the last ones."""
-_USED = f"T.if_then_else(has_spare_chunks != 0, {_TABLED}, chunk_count)"
-"""Where the host knows that there are no others, nothing is read."""
 WARM_UP = "warm_up_chunks"
 """The device function that counts chunks back from a segment's end, see `segment.cuh.jinja`."""
 JOINT_SEGMENT = "joint_segment"
@@ -25,8 +23,7 @@ def prologue(context: Context) -> Entries:
         return (("item", "block"), ("done", "0"), *(() if context.segment else (("cuts", "0"),)))
     if not context.carried:
         shared = any(tensor.head == "key" for tensor in _loaded(context))
-        used = counted_chunks(_TABLED) if finds_places(context) else (("used", _USED),)
-        loop = (*used, ("iterations", _share(chunk_items(context))), ("cuts", "0"))
+        loop = (*_used(context), ("iterations", _share(chunk_items(context))), ("cuts", "0"))
         if context.heads == 1:
             return loop
         ratio = ("ratio", "T.truncdiv(value_heads, key_heads)" if shared else "value_heads")
@@ -35,6 +32,13 @@ def prologue(context: Context) -> Entries:
         keys = "key_heads" if context.keys == 1 else "T.truncdiv(key_heads + KEYS - 1, KEYS)"
         return (ratio, groups, ("units", f"{keys} * groups" if shared else "groups"), *loop)
     return _item(context, "block")
+
+
+def _used(context: Context) -> Entries:
+    """Integers up to the number of chunks. Where the host knows that every slot has one, no table is read."""
+    few = counted_chunks() if finds_places(context) else ()
+    counted = f"T.if_then_else({FEW} != 0, {TABLED}, {_SLOTS})" if few else _SLOTS
+    return (*few, ("used", f"T.if_then_else(has_spare_chunks != 0, {counted}, chunk_count)"))
 
 
 def grid(context: Context) -> str:

@@ -192,6 +192,12 @@ def test_without_an_initial_state_a_segment_starts_from_zero(operators: Callable
     assert torch.equal(none["segment_state"].nan_to_num(), zero["segment_state"].nan_to_num())
 
 
+def warm_up_of(of: Call, joint: Joint, head: int) -> int:
+    """How many of a segment's last chunks decay by the threshold; 0 where all of them do not."""
+    gates = of.tensors["g"][joint.first : joint.end, head].double().numpy().reshape(-1, CHUNK).sum(axis=1)
+    return next((n for n in range(1, len(gates) + 1) if gates[-n:].sum() <= of.skip_threshold), 0)
+
+
 def check_forgotten(of: Call, buffers: dict[str, torch.Tensor]) -> None:
     """Joints whose last chunks decay by the threshold have the state that these reach from zero, and no map."""
     made, oracle = rows(buffers), Oracle("gated_delta_rule", of)
@@ -199,8 +205,7 @@ def check_forgotten(of: Call, buffers: dict[str, torch.Tensor]) -> None:
     reached = 0
     for joint in joints(of):
         for head in range(HEADS):
-            gates = of.tensors["g"][joint.first : joint.end, head].double().numpy().reshape(-1, CHUNK).sum(axis=1)
-            warm_up = next((n for n in range(1, len(gates) + 1) if gates[-n:].sum() <= of.skip_threshold), 0)
+            warm_up = warm_up_of(of, joint, head)
             start = joint.end - warm_up * CHUNK if warm_up else joint.first
             matrix, write = oracle.segment(start, joint.end, head)
             exact, joined = write, not warm_up and not joint.opens
@@ -241,11 +246,9 @@ def check_turns(run: EmulatedOperator, threshold: float) -> None:
     kernel.run({**given, **numbers, "skip_threshold": threshold, "turns": 2}, blocks=[(i, 0, 0) for i in range(half)])
     for joint in joints(of):
         for head in range(HEADS):
-            gates = of.tensors["g"][joint.first : joint.end, head].double().numpy().reshape(-1, CHUNK).sum(axis=1)
-            whole = not any(gates[-n:].sum() <= threshold for n in range(1, len(gates) + 1))
             made = [given[name][joint.row, head] for name in ("segment_state", "segment_joined")]
             expected = [once[name][joint.row, head] for name in ("segment_state", "segment_joined")]
-            if not whole:
+            if warm_up_of(of, joint, head):
                 assert all((one == UNTOUCHED).all() for one in made)
                 continue
             reached = slice(0, (VALUES if joint.opens else VALUES + KEYS) * KEYS)
