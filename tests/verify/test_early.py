@@ -89,8 +89,5 @@ def test_every_kernel_waits_before_it_lets_another_start(file: Path) -> None:
 def test_every_shared_kernel_waits_first(file: Path) -> None:
     own = file.read_text("utf-8")
     body = own[own.index("__global__") :]
-    first = body[body.index("{\n") + 2 :].split("\n")[:2]
-    assert [line.strip() for line in first] == [
-        "cudaGridDependencySynchronize();",
-        "cudaTriggerProgrammaticLaunchCompletion();",
-    ]
+    assert body[body.index("{\n") + 2 :].split("\n")[0].strip() == "cudaGridDependencySynchronize();"
+    assert own.count("cudaTriggerProgrammaticLaunchCompletion();") == 1
