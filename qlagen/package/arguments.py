@@ -31,6 +31,7 @@ KERNEL_NAMES = (
         "segment_bounds",
     ),
     *("segment_offsets", "segment_chunks", "segment_sequence", "segment_state", "segment_joined", "segments", "joints"),
+    *("segment_products", "rooms"),
     *("state_key_stride", "state_value_stride", "has_initial_state", "has_final_state", "skip_threshold", "turns"),
     *(
         "tokens",

@@ -42,9 +42,10 @@ def join_kernel(old: str = "", new: str = "") -> EmulatedKernel:
         Parameter("chains", "int*", "int32", ("chains_size",)),
         Parameter("segment_state", "float*", "float32", ("joints", "value_heads", "numbers")),
         Parameter("segment_joined", "int*", "int32", ("joints", "value_heads")),
+        Parameter("segment_products", "float*", "float32", ("joints", "rooms", "squares")),
         *(Parameter(name, "int", "int32") for name, _ in JOIN.scalars),
     ]
-    launch = Launch("join_kernel", ("1", "1", "1"), 256, 0)
+    launch = Launch("join_kernel", ("workers", "1", "1"), 256, 0)
     return build_emulated(LoweredKernel(text, text, tuple(parameters), (launch,)), "join")
 
 

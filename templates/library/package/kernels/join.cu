@@ -13,6 +13,12 @@
 // Maps come into shared memory by copies of whole lines that all threads share, up to three rows ahead. While a row is
 // multiplied, a warp reads its part of the next map from there into registers and splits it; so the chain from row to
 // row has no way from memory and next to no elementwise work.
+//
+// Where few heads have long chains, most SMs would have nothing to do. Such a chain is walked in halves at once, the
+// second one from its first row's N as if nothing came before. The rows of that row's map walk along, which gives each
+// later row the product of the maps so far. When the first half is done, its state passes through these products, all
+// rows at once. Tasks that are done are counted in the flags of the halves' last rows. CTAs take tasks in this order,
+// the first ones one each: as CTAs start in the order of their numbers, who waits for results waits for CTAs that run.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -24,6 +30,8 @@ constexpr int kColumns = 16;  // value columns of a CTA: the rows of an m16n8k16
 constexpr int kTiles = 4;     // n8 tiles of a warp
 constexpr int kStep = 16;     // summands of a product
 constexpr int kStages = 3;    // maps that are on their way or not yet split
+constexpr int kHalves = 10;    // rows from which a chain is walked in halves
+constexpr int kParts = 8;     // tasks that share the rows of a second half, once the first one is done, at most
 constexpr unsigned kAll = 0xffffffffu;
 
 static char error_buf[256];
@@ -100,6 +108,29 @@ __device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned
   low = reinterpret_cast<const unsigned&>(rest);
 }
 
+// Counts a task as done in a row's flag, which is 1 before: what its threads have stored is there for whoever sees it.
+__device__ __forceinline__ void count_done(int* flag) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(flag, 1);
+  }
+}
+
+// Waits until so many tasks are done.
+__device__ __forceinline__ void wait_for(int* flag, int tasks) {
+  if (threadIdx.x == 0) {
+    for (int value = 0; value <= tasks;) {
+#ifdef __CUDACC__
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+#else
+      value = AtomicLoad(flag, 0);
+#endif
+    }
+  }
+  __syncthreads();
+}
+
 // Finds joined rows of one head; keeps the flags of 32 rows at a time. All lanes of a warp call it together.
 struct JoinedRows {
   const int* joined;
@@ -161,20 +192,37 @@ struct Shared {
   float4 maps[kStages][K][K / 4];
   // Products over half the summands, for the warp that has the other half.
   float4 products[K / kStep][2][32];
-  // Which of as many heads as there are threads have rows to join: a bit for each.
+  // Which of as many heads as there are threads have rows to join, and which of them in halves: a bit for each.
   unsigned found[2 * K / 32];
+  unsigned halved[2 * K / 32];
 };
 
-// Carries the states of one chain's rows, one of which is joined at least.
-template <int K>
-__device__ __forceinline__ void join_columns(float* state, const int* joined, int first, int rows, int heads,
-                                             int64_t row_stride, int map_offset, Shared<K>& shared) {
+// What walks through rows: columns of states, alone or behind another half's; or rows of a map, which add nothing.
+enum Kind { kStates, kMaps, kBehind };
+
+// What a task does: rows `row`, `row` + `step`, ... before `end`, those of them that are joined.
+struct Walk {
+  float* values;   // 16 columns of the row's state, or of the rows of its map
+  float* results;  // of `kMaps`; others are put in the place of the values
+  const float* maps;
+  int64_t row_stride, product_stride;  // the latter of results that are, or maps that were, results of `kMaps`
+  int row, end;
+  // Of `kBehind`:
+  int step;
+  int before;  // the row whose state comes before all others
+  int* flag;   // counts the tasks that make it
+  int tasks;
+};
+
+// Carries 16 columns through a walk, of which one row is joined at least.
+template <int K, Kind kind>
+__device__ __forceinline__ void join_columns(const Walk& walk, const int* joined, int heads, Shared<K>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int group = lane / 4;
   const int quad = lane % 4;
-  JoinedRows list = {joined, heads, first + rows, first - 31, 0u};
-  int row = list.find(first + 1);
+  JoinedRows list = {joined, heads, walk.end, walk.row - 32, 0u};
+  int row = list.find(walk.row);
   // Which columns k a warp has, and which half of the summands; of the results it keeps that half of the columns k:
   // of a row's state the lane is given k = own + 0..3 in the value columns `group` and `group` + 8.
   constexpr int kSteps = K / (2 * kStep);  // of half the summands; there are as many blocks
@@ -183,11 +231,13 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   const int own = 2 * kStep * block + kStep * part + 4 * quad;
   const int key = 2 * kStep * block + kStep * (group % 2 ^ part) + 4 * (group / 2);
   const int place = (part * (K / 2) + 4 * quad) * (K / 4) + ((key / 4) ^ quad);
-  float* const values = state + group * K + own;
+  float* const values = walk.values + group * K + own;
+  const int64_t map_stride = kind == kBehind ? walk.product_stride : walk.row_stride;
+  const int step_of_rows = kind == kBehind ? walk.step : 1;
   // Eight rows of a map are copied by all threads together; a step has four such turns.
   const int column = static_cast<int>(threadIdx.x) % (K / 4);
   const int line = static_cast<int>(threadIdx.x) / (K / 4);
-  const float* const lines = state + map_offset + 4 * static_cast<int>(threadIdx.x);
+  const float* const lines = walk.maps + 4 * static_cast<int>(threadIdx.x);
   float4* const even = &shared.maps[0][line][column ^ (line / 4)];
   float4* const odd = &shared.maps[0][line][column ^ (line / 4) ^ 2];
   constexpr int kMap = K * K / 4;  // groups of four numbers
@@ -197,7 +247,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   };
   const auto copy_map = [&](int of, int stage) {
     if (of < list.end) {
-      for (int step = 0; step < kSteps; ++step) copy_part(step, stage, lines + of * row_stride);
+      for (int step = 0; step < kSteps; ++step) copy_part(step, stage, lines + of * map_stride);
     }
     commit_copies();
   };
@@ -208,9 +258,15 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   };
   const auto load_values = [&](int of, float4 (&to)[2]) {
     for (int half = 0; half < 2; ++half) {
-      to[half] = *reinterpret_cast<const float4*>(values + of * row_stride + 8 * half * K);
+      to[half] = *reinterpret_cast<const float4*>(values + of * walk.row_stride + 8 * half * K);
     }
   };
+  const auto store_values = [&](int of, const float4 (&from)[2]) {
+    float* const to = kind == kMaps ? walk.results + group * K + own + of * walk.product_stride
+                                    : values + of * walk.row_stride;
+    for (int half = 0; half < 2; ++half) *reinterpret_cast<float4*>(to + 8 * half * K) = from[half];
+  };
+  const auto row_before = [&](int of) { return kind == kBehind ? walk.before : of - 1; };
   const auto put_state = [&](int to, const float4 (&sums)[2]) {
     uint4 high, low;
     split(sums[0].x, sums[0].y, high.x, low.x);
@@ -220,19 +276,24 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
     shared.state[to][0][2 * block + part][lane] = high;
     shared.state[to][1][2 * block + part][lane] = low;
   };
-  int held = row - 1;  // the row whose state shared memory holds
-  int turn = 0;        // where it is
+  int held = row_before(row);  // the row whose state shared memory holds
+  int turn = 0;                // where it is
   float4 before[2], added[2];  // the state, and what the row adds to the products
-  load_values(held, before);
+  if (kind != kBehind) load_values(held, before);
   load_values(row, added);
   copy_map(row, 0);
-  int next = list.find(row + 1);
+  int next = list.find(row + step_of_rows);
   copy_map(next, 1);
-  int coming = list.find(next + 1);  // the one after the next
+  int coming = list.find(next + step_of_rows);  // the one after the next
   copy_map(coming, 2);
-  int later = list.find(coming + 1);  // the one after that
-  int stage = 1;                      // of the next map
+  int later = list.find(coming + step_of_rows);  // the one after that
+  int stage = 1;                                 // of the next map
+  if (kind == kBehind) {
+    wait_for(walk.flag, walk.tasks);
+    load_values(held, before);
+  }
   put_state(turn, before);
+  if (kind == kMaps) store_values(held, before);
   wait_for_copies<2>();
   __syncthreads();
   // The map of a row is read while the row before is joined, and split one step before it is multiplied: what a product
@@ -244,10 +305,10 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   __syncthreads();
   while (row < list.end) {
     const bool wanted = later < list.end;
-    const float* from = lines + later * row_stride;
+    const float* from = lines + later * map_stride;
     keep(from);
-    if (held != row - 1) {
-      load_values(row - 1, before);
+    if (held != row_before(row)) {
+      load_values(row_before(row), before);
       put_state(turn, before);
       __syncthreads();
     }
@@ -256,7 +317,8 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
 #pragma unroll
       for (int low = 0; low < 2; ++low) factor[step][low] = shared.state[turn][low][part * kSteps + step][lane];
     }
-    float4 sums[2] = {added[0], added[1]};
+    float4 sums[2] = {};
+    if (kind != kMaps) sums[0] = added[0], sums[1] = added[1];
     read_map(stage, 0);
     float products[kTiles][4] = {};
 #pragma unroll
@@ -278,7 +340,7 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       return make_float4(products[0][i], products[1][i], products[2][i], products[3][i]);
     };
     for (int half = 0; half < 2; ++half) shared.products[warp][half][lane] = product(half, 1);
-    const int after = list.find(later + 1);
+    const int after = list.find(later + step_of_rows);
     sync_pair(block);
     for (int half = 0; half < 2; ++half) {
       const float4 mine = product(half, 0);
@@ -288,12 +350,12 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
       sums[half].z += mine.z + other.z;
       sums[half].w += mine.w + other.w;
     }
-    turn ^= 1;
-    put_state(turn, sums);
-    for (int half = 0; half < 2; ++half) {
-      *reinterpret_cast<float4*>(values + row * row_stride + 8 * half * K) = sums[half];
+    if (kind != kBehind) {
+      turn ^= 1;
+      put_state(turn, sums);
+      held = row;
     }
-    held = row;
+    store_values(row, sums);
     row = next;
     next = coming;
     coming = later;
@@ -305,18 +367,22 @@ __device__ __forceinline__ void join_columns(float* state, const int* joined, in
   wait_for_copies<0>();  // of groups without copies
 }
 
-// Whether a chain has rows that are joined.
-__device__ __forceinline__ bool any_joined(const int* joined, int first, int rows, int heads) {
+// Whether a chain has rows that are joined, and whether it is long and all of its rows are.
+template <bool halving>
+__device__ __forceinline__ void look_through(const int* joined, int first, int rows, int heads, bool& any, bool& all) {
   constexpr int kTogether = 16;  // flags that are read at once
   const int end = first + rows;
-  int found = 0;
-  for (int row = first + 1; row < end && found == 0; row += kTogether) {
+  any = false;
+  all = halving && rows - 1 >= kHalves;
+  for (int row = first + 1; row < end && (all || !any); row += kTogether) {
 #pragma unroll
     for (int ahead = 0; ahead < kTogether; ++ahead) {
-      if (row + ahead < end) found |= joined[static_cast<int64_t>(row + ahead) * heads];
+      if (row + ahead >= end) continue;
+      const bool one = joined[static_cast<int64_t>(row + ahead) * heads] != 0;
+      any |= one;
+      all &= one;
     }
   }
-  return found != 0;
 }
 
 // Number of the n-th bit that is set, from 0.
@@ -328,41 +394,136 @@ __device__ __forceinline__ int find_bit(const unsigned* words, int n) {
   return 32 * word + __ffs(static_cast<int>(left)) - 1;
 }
 
-// Every CTA looks through the heads of all chains, a thread for each, so that they share evenly those that have rows to
-// join.
+// Where a chain's halves lie: the first one's rows end before `middle`.
+struct Chain {
+  int first, end, middle;
+};
+
+__device__ __forceinline__ Chain chain_of(const int* chains, int n) {
+  const int first = chains[2 * n], rows = chains[2 * n + 1];
+  return {first, first + rows, first + 1 + (rows - 1) / 2};
+}
+
+// The operands of a kernel.
+struct Operands {
+  const int* chains;
+  float* state;
+  int* joined;
+  float* products;  // of maps: of `rooms` heads at most, a row below the other
+  int chain_count, heads, value_dim, rooms;
+};
+
+// How many tasks there are of each kind, where so many heads have rows to join, some of them in halves.
 template <int K>
-__global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float* segment_state,
-                                                        const int* segment_joined, int chain_count, int value_heads,
-                                                        int value_dim) {
+struct Tasks {
+  int blocks;  // of a head's columns
+  int parts;   // of a second half's rows
+  int whole;   // of chains, or of their first halves
+  int second;  // of second halves
+  int all;     // with those that wait
+  __device__ __forceinline__ Tasks(int value_dim, int found, int halved) {
+    blocks = value_dim / kColumns;
+    parts = halved > 0 ? min(kParts, max(1, static_cast<int>(gridDim.x) / (halved * blocks))) : 0;
+    whole = found * blocks;
+    second = halved * (blocks + K / kColumns);
+    all = whole + second + halved * blocks * parts;
+  }
+};
+
+// One task of the heads that have been found, which are numbered from `base` on.
+template <int K, bool halving>
+__device__ __forceinline__ void do_task(const Operands& o, const Tasks<K>& tasks, int task, int base,
+                                        Shared<K>& shared) {
+  const bool first = !halving || task < tasks.whole;
+  const bool second = !first && task < tasks.whole + tasks.second;
+  task -= first ? 0 : second ? tasks.whole : tasks.whole + tasks.second;
+  const int each = first ? tasks.blocks : second ? tasks.blocks + K / kColumns : tasks.blocks * tasks.parts;
+  const int n = task / each;  // of the heads of this kind
+  task %= each;
+  const int bit = find_bit(first ? shared.found : shared.halved, n);
+  const bool halved = halving && (shared.halved[bit / 32] >> bit % 32 & 1) != 0;
+  const int head = (base + bit) % o.heads;
+  const Chain chain = chain_of(o.chains, (base + bit) / o.heads);
+  int* const joined = o.joined + head;
+  const int64_t per_head = static_cast<int64_t>(o.value_dim + K) * K;
+  const bool maps = second && task >= tasks.blocks;
+  const int column = (first || maps ? task : task % tasks.blocks) * kColumns;  // behind the values are the maps
+  float* const state = o.state + head * per_head;
+  float* const products = o.products + static_cast<int64_t>(n) * K * K;
+  Walk walk = {state + column * K,
+               products + (column - o.value_dim) * K,
+               state + o.value_dim * K,
+               o.heads * per_head,
+               static_cast<int64_t>(o.rooms) * K * K,
+               chain.first + 1,
+               chain.end};
+  int* const left = joined + static_cast<int64_t>(chain.middle - 1) * o.heads;
+  int* const right = joined + static_cast<int64_t>(chain.end - 1) * o.heads;
+  if (first || second) {
+    if (second) walk.row = chain.middle + 1;
+    if (first && halved) walk.end = chain.middle;
+    if (maps) {
+      join_columns<K, kMaps>(walk, joined, o.heads, shared);
+    } else {
+      join_columns<K, kStates>(walk, joined, o.heads, shared);
+    }
+    if (halved) count_done(first ? left : right);
+  } else if (chain.middle + task / tasks.blocks < chain.end) {
+    walk.maps = products;
+    walk.row = chain.middle + task / tasks.blocks;
+    walk.step = tasks.parts;
+    walk.before = chain.middle - 1;
+    walk.flag = left;
+    walk.tasks = tasks.blocks;
+    wait_for(right, tasks.blocks + K / kColumns);
+    join_columns<K, kBehind>(walk, joined, o.heads, shared);
+  }
+}
+
+__device__ __forceinline__ int count_bits(const unsigned* words, int count) {
+  int bits = 0;
+  for (int word = 0; word < count; ++word) bits += __popc(words[word]);
+  return bits;
+}
+
+// Every CTA looks through the heads of all chains, a thread for each, so that they share evenly those that have rows to
+// join. `halving`: whether a chain may be long.
+template <int K, bool halving>
+__global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float* segment_state, int* segment_joined,
+                                                        float* segment_products, int chain_count, int value_heads,
+                                                        int value_dim, int rooms) {
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   extern __shared__ __align__(128) unsigned char memory[];
   Shared<K>& shared = *reinterpret_cast<Shared<K>*>(memory);
-  const int64_t per_head = static_cast<int64_t>(value_dim + K) * K;
-  const int blocks = value_dim / kColumns;
+  const Operands operands = {chains,      segment_state, segment_joined, segment_products,
+                             chain_count, value_heads,   value_dim,      rooms};
   const int all = chain_count * value_heads;
-  int item = static_cast<int>(blockIdx.x);  // among the blocks of columns of the heads that have been found
+  const int ctas = static_cast<int>(gridDim.x);
+  int task = static_cast<int>(blockIdx.x);  // among those of the heads that have been found
   for (int base = 0; base < all; base += 2 * K) {
     const int mine = base + static_cast<int>(threadIdx.x);
-    bool wanted = false;
+    bool wanted = false, halved = false;
     if (mine < all) {
       const int* chain = chains + 2 * (mine / value_heads);
-      wanted = any_joined(segment_joined + mine % value_heads, chain[0], chain[1], value_heads);
+      look_through<halving>(segment_joined + mine % value_heads, chain[0], chain[1], value_heads, wanted, halved);
     }
-    const unsigned found = __ballot_sync(kAll, wanted);
+    const unsigned found = __ballot_sync(kAll, wanted), long_ones = __ballot_sync(kAll, halved);
     if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = found;
+    if (halving && threadIdx.x % 32 == 0) shared.halved[threadIdx.x / 32] = long_ones;
     __syncthreads();
-    int count = 0;
-    for (const unsigned word : shared.found) count += __popc(word) * blocks;
-    for (; item < count; item += static_cast<int>(gridDim.x)) {
-      const int one = base + find_bit(shared.found, item / blocks);
-      const int* chain = chains + 2 * (one / value_heads);
-      const int head = one % value_heads;
-      const int column = item % blocks * kColumns;
-      join_columns<K>(segment_state + head * per_head + column * K, segment_joined + head, chain[0], chain[1],
-                      value_heads, value_heads * per_head, (value_dim - column) * K, shared);
+    const int count = count_bits(shared.found, 2 * K / 32);
+    const int count_halved = halving ? count_bits(shared.halved, 2 * K / 32) : 0;
+    Tasks<K> tasks(value_dim, count, count_halved);
+    if (count_halved > 0 && (all > 2 * K || count_halved > rooms || tasks.whole + tasks.second > ctas)) {
+      // Halves would not all be walked at once.
+      __syncthreads();
+      if (threadIdx.x % 32 == 0) shared.halved[threadIdx.x / 32] = 0;
+      __syncthreads();
+      tasks = Tasks<K>(value_dim, count, 0);
     }
-    item -= count;
+    for (; task < tasks.all; task += ctas) do_task<K, halving>(operands, tasks, task, base, shared);
+    task -= tasks.all;
     __syncthreads();
   }
 }
@@ -377,15 +538,19 @@ static int report(cudaError_t status) {
 
 extern "C" TL_EXPORT const char* get_last_error() { return error_buf; }
 
-extern "C" TL_EXPORT int init() {
-  const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  const cudaError_t status = cudaFuncSetAttribute(join_kernel<64>, limit, sizeof(Shared<64>));
-  if (status != cudaSuccess) return report(status);
-  return report(cudaFuncSetAttribute(join_kernel<128>, limit, sizeof(Shared<128>)));
+template <int K, bool halving>
+static int make_room() {
+  constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  return report(cudaFuncSetAttribute(join_kernel<K, halving>, limit, sizeof(Shared<K>)));
 }
 
-extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_joined, int chain_count, int
-    value_heads, int key_dim, int value_dim, int workers, cudaStream_t stream) {
+extern "C" TL_EXPORT int init() {
+  const int failed = make_room<64, false>() | make_room<64, true>() | make_room<128, false>() | make_room<128, true>();
+  return failed ? -1 : 0;
+}
+
+extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_joined, float* segment_products, int
+    chain_count, int value_heads, int key_dim, int value_dim, int rooms, int workers, cudaStream_t stream) {
   if ((key_dim != 64 && key_dim != 128) || value_dim % kColumns != 0) {
     snprintf(error_buf, sizeof(error_buf), "join_kernel: no kernel for K = %d, V = %d", key_dim, value_dim);
     return -1;
@@ -395,7 +560,9 @@ extern "C" TL_EXPORT int call(int* chains, float* segment_state, int* segment_jo
   config.blockDim = dim3(2 * key_dim, 1, 1);
   config.dynamicSmemBytes = key_dim == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>);
   config.stream = stream;
-  const auto kernel = key_dim == 64 ? join_kernel<64> : join_kernel<128>;
-  return report(cudaLaunchKernelEx(&config, kernel, chains, segment_state, segment_joined, chain_count, value_heads,
-                                   value_dim));
+  const auto small = rooms > 0 ? join_kernel<64, true> : join_kernel<64, false>;
+  const auto large = rooms > 0 ? join_kernel<128, true> : join_kernel<128, false>;
+  const auto kernel = key_dim == 64 ? small : large;
+  return report(cudaLaunchKernelEx(&config, kernel, chains, segment_state, segment_joined, segment_products,
+                                   chain_count, value_heads, value_dim, rooms));
 }

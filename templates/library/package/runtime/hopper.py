@@ -16,7 +16,7 @@ from qla_ops.runtime import loader
 from qla_ops.runtime.choose import DATA_TYPES, call_plan, device_facts, item_count, plan_kernels, workers
 from qla_ops.runtime.lengths import known_lengths
 from qla_ops.runtime.metadata import Tables, equal_length_tables, packed_tables
-from qla_ops.runtime.plan import JOIN_COLUMNS, Plan, cta_count, forced
+from qla_ops.runtime.plan import Plan, cta_count, forced, join_items, join_rooms
 from qla_ops.runtime.records import Kernel, Operator
 
 _ALIGNMENT = 16
@@ -82,7 +82,7 @@ def forward(
         **workspaces,
         **vars(tables),
         **given,
-        **_segment_values(operator, tables, value_heads, threshold, o),
+        **_segment_values(operator, tables, value_heads, threshold, processors, o),
         "o": o,
         "tokens": tokens,
         "sequences": sequences,
@@ -148,9 +148,10 @@ def _state_values(
 
 
 def _segment_values(
-    operator: Operator, tables: Tables, value_heads: int, threshold: float, o: Tensor
+    operator: Operator, tables: Tables, value_heads: int, threshold: float, processors: int, o: Tensor
 ) -> dict[str, Any]:
-    """What segments hand on: states and maps, V-first, one below the other; new for each call."""
+    """What segments hand on: states and maps, V-first, one below the other; new for each call. Where chains of them are
+    long, products of maps too, of as many heads as there is room for."""
     key_dim, value_dim = operator.sizes["K"], operator.sizes["V"]
     values: dict[str, Any] = {"skip_threshold": threshold, "key_dim": key_dim, "value_dim": value_dim}
     if tables.joints == 0:
@@ -159,6 +160,10 @@ def _segment_values(
     shape = (tables.joints, value_heads, (value_dim + key_dim) * key_dim)
     values["segment_state"] = torch.empty(shape, dtype=torch.float32, device=o.device)
     values["segment_joined"] = torch.empty(shape[:2], dtype=torch.int32, device=o.device)
+    values["rooms"] = rooms = join_rooms(operator, tables.joints, processors)
+    products = (tables.joints, rooms, key_dim * key_dim)
+    state = values["segment_state"]
+    values["segment_products"] = torch.empty(products, dtype=torch.float32, device=o.device) if rooms else state
     return values
 
 
@@ -194,7 +199,8 @@ def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables, key_hea
         if len(_KNOWN) >= _REMEMBERED:
             _KNOWN.clear()
         processors = device_facts(o.device.index or 0).processors
-        items = {kernel: _items(operator, kernel, tables, *heads) for kernel in plan_kernels(operator, plan, *heads)}
+        kernels = plan_kernels(operator, plan, *heads)
+        items = {kernel: _items(operator, kernel, tables, *heads, processors) for kernel in kernels}
         wanted = {kernel: count for kernel, count in items.items() if count > 0}
         loader.build_missing([(kernel, _data_type(kernel, o.dtype)) for kernel in wanted])
         _KNOWN[key] = tuple(
@@ -203,11 +209,13 @@ def _launches(operator: Operator, o: Tensor, plan: Plan, tables: Tables, key_hea
     return _KNOWN[key]
 
 
-def _items(operator: Operator, kernel: Kernel, tables: Tables, key_heads: int, value_heads: int) -> int:
+def _items(
+    operator: Operator, kernel: Kernel, tables: Tables, key_heads: int, value_heads: int, processors: int
+) -> int:
     """What the CTAs of a kernel share."""
     key_dim, value_dim = operator.sizes["K"], operator.sizes["V"]
     if kernel is loader.JOIN:
-        return tables.chain_count * value_heads * -(-value_dim // JOIN_COLUMNS)
+        return join_items(operator, tables.chain_count, value_heads, tables.joints, processors)
     if kernel.kind == "carried":
         return cta_count(kernel, value_dim, tables.segments * value_heads)
     if kernel.kind == "segment":

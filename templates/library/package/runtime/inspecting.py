@@ -26,7 +26,7 @@ from qla_ops.runtime.choose import (
 )
 from qla_ops.runtime.environment import cache_folder
 from qla_ops.runtime.lengths import known_lengths
-from qla_ops.runtime.plan import AUTOMATIC, JOIN_COLUMNS, NEVER, Plan, Times, can_cut, cta_count
+from qla_ops.runtime.plan import AUTOMATIC, NEVER, Plan, Times, can_cut, cta_count, join_items
 from qla_ops.runtime.records import Kernel, Operator
 
 _NOT_OF_A_CALL = ("use_qk_l2norm_in_kernel", "strict", "impl")
@@ -139,7 +139,9 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
             result.append(launch)
         elif kernel is loader.JOIN:
             chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)
-            count = workers(kernel, chains * facts.value_heads * -(-sizes["V"] // JOIN_COLUMNS), processors)
+            joints = plan.cutting.segments - facts.sequences
+            items = join_items(call.operator, chains, facts.value_heads, joints, processors)
+            count = workers(kernel, items, processors)
             result.append(Launch(kernel.name, count, "carries states over the segments that do not forget them"))
         else:
             items = item_count(kernel, slots, facts.key_heads, facts.value_heads)

@@ -33,6 +33,8 @@ JOIN_COLUMNS = 16
 """Value columns of a CTA of `join.cu`."""
 JOIN_KEYS = (64, 128)
 """K that it is written for."""
+JOIN_HALVES = 10
+"""Of its rows in a chain, from how many on it walks the chain in halves."""
 AUTOMATIC, NEVER = 0, 1
 """`parts` of a call beside 2, 3, ...: the model decides; sequences stay whole."""
 
@@ -259,6 +261,18 @@ def _weights(operator: Operator, forward: Kernel, segment: Kernel | None, value_
         segment_slots=processors * segment.ctas_per_sm,
         share=SHARES * costs.UNDECAYED_PERCENT // 100 if skips else SHARES,
     )
+
+
+def join_items(operator: Operator, chains: int, value_heads: int, joints: int, processors: int) -> int:
+    """What the CTAs of `join.cu` share. Where it may walk chains in halves, there is work for all."""
+    items = chains * value_heads * -(-operator.sizes["V"] // JOIN_COLUMNS)
+    return max(items, processors) if items and join_rooms(operator, joints, processors) else items
+
+
+def join_rooms(operator: Operator, joints: int, processors: int) -> int:
+    """Heads whose chains it walks in halves at most, all at once; 0 where no chain is long enough."""
+    ctas = (2 * operator.sizes["V"] + operator.sizes["K"]) // JOIN_COLUMNS
+    return processors // ctas if joints > JOIN_HALVES else 0
 
 
 def cta_count(kernel: Kernel, columns: int, sequence_heads: int) -> int:

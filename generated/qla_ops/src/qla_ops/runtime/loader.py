@@ -66,8 +66,10 @@ UNIT_VECTORS = Kernel(
 JOIN = Kernel(
     name="join",
     module="join",
-    tensors=("chains", "segment_state", "segment_joined"),
-    scalars=tuple((name, "int32") for name in ("chain_count", "value_heads", "key_dim", "value_dim", "workers")),
+    tensors=("chains", "segment_state", "segment_joined", "segment_products"),
+    scalars=tuple(
+        (name, "int32") for name in ("chain_count", "value_heads", "key_dim", "value_dim", "rooms", "workers")
+    ),
     dynamic=(),
     kind="chunk_parallel",
     value_tile=0,
