@@ -38,6 +38,7 @@ def candidate_constants(context: Context) -> Entries:
         *((name, str(context.size(dim))) for dim, name in (("C", "CHUNK"), ("K", "KEY_DIM"), ("V", "VALUE_DIM"))),
         ("VALUE_TILE", str(options.value_tile)),
         ("TILES", f"{state_columns(context)} // VALUE_TILE"),
+        ("STATE_TILES", "VALUE_DIM // VALUE_TILE"),
         ("WARP", str(WARP)),
         (PACKED, str(packed_entries(context.size("C")))),
         *_thread_constants(schedule),

@@ -61,8 +61,8 @@ class Context:
 
     @property
     def in_turns(self) -> bool:
-        """Whether a launch may have two CTAs for each item, `turns` times as many: those of the first half take what is
-        walked as a whole, the others what is forgotten within few chunks. So the longest ones start first."""
+        """Whether a launch may have two CTAs for a segment's state, in `turns`: those of the first turn take what is
+        walked as a whole, the others what is forgotten within few chunks, without maps. So the longest start first."""
         return self.segment is not None and self.segment.bound is not None and not self.persistent
 
     @property

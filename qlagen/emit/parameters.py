@@ -27,7 +27,7 @@ _LOCAL = (
     " segment segments segment_offsets segment_chunks segment_sequence segment_state"
     " sequence_before sequence_after opens follows closes"
     " left_due left_segment left_sequence left_value_head left_value_column"
-    " strip done joint segment_joined skip_threshold turns joints active chunks warm_up joined"
+    " late tiles place strip done joint segment_joined skip_threshold turns joints active chunks warm_up joined"
     " state_key_stride state_value_stride has_initial_state has_final_state"
     " ratio groups units group head heads keys load_heads clear_tiles head_inverse sums lane_sum lane_before part"
     " row_sums accumulated inverse blocks"

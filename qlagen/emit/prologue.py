@@ -45,7 +45,7 @@ def grid(context: Context) -> str:
     """The CTAs of a launch."""
     if not context.carried or context.persistent:
         return "workers"
-    return f"turns * {_ALL}" if context.in_turns else _ALL
+    return "(TILES + (turns - 1) * STATE_TILES) * value_heads * segments" if context.in_turns else _ALL
 
 
 def item_count(context: Context) -> str:
@@ -92,12 +92,22 @@ def _loaded(context: Context) -> list[Tensor]:
 
 
 def _place(item: str, context: Context) -> list[tuple[str, str]]:
-    """Segment, head and columns: tiles of a head side by side, then heads, then segments, then turns."""
-    segment = f"T.truncdiv({item}, TILES * value_heads)"
+    """Segment, head and columns: tiles of a head side by side, then heads, then segments. The second turn has no maps,
+    so that it has fewer tiles."""
+    turn: list[tuple[str, str]] = []
+    tiles = "TILES"
+    if context.in_turns:
+        turn = [
+            ("late", f"T.if_then_else({item} < {_ALL}, 0, 1)"),
+            ("tiles", "T.if_then_else(late == 0, TILES, STATE_TILES)"),
+            ("place", f"{item} - late * {_ALL}"),
+        ]
+        tiles, item = "tiles", "place"
     return [
-        ("segment", f"T.truncmod({segment}, segments)" if context.in_turns else segment),
-        ("value_head", f"T.truncmod(T.truncdiv({item}, TILES), value_heads)"),
-        ("value_column", f"T.truncmod({item}, TILES) * VALUE_TILE"),
+        *turn,
+        ("segment", f"T.truncdiv({item}, {tiles} * value_heads)"),
+        ("value_head", f"T.truncmod(T.truncdiv({item}, {tiles}), value_heads)"),
+        ("value_column", f"T.truncmod({item}, {tiles}) * VALUE_TILE"),
     ]
 
 
@@ -144,8 +154,7 @@ def _warm_up(context: Context, segment: Segment) -> Entries:
     is forgotten (`warm_up`; then there is no map). The last segment of a sequence has nothing to tell."""
     active = "T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0))"
     if context.in_turns:
-        turn = f"T.truncdiv(block, {_ALL}) == T.if_then_else(warm_up > 0, 1, 0)"
-        active = f"T.And({active}, T.Or(turns == 1, {turn}))"
+        active = f"T.And({active}, T.Or(turns == 1, late == T.if_then_else(warm_up > 0, 1, 0)))"
     return (
         ("first", "segment_offsets[segment]"),
         ("chunks", "T.if_then_else(closes == 0, T.truncdiv(segment_offsets[segment + 1] - first, CHUNK), 0)"),

@@ -279,6 +279,8 @@ GPU: tuple[Case, ...] = (
             Case("ragged fp16", RAGGED, packed=True, dtype="float16", gate="zero", segments=4),
             Case("one long 2:8", (2048,), gate="model", key_heads=2, value_heads=8, segments=32),
             Case("one long, gate zero 2:8", (2048,), gate="zero", key_heads=2, value_heads=8, segments=8),
+            Case("one long, gate zero 1:2", (2048,), gate="zero", key_heads=1, value_heads=2, segments=24),
+            Case("two long 2:8", (1400, 1500), packed=True, gate="mixed", key_heads=2, value_heads=8, segments=20),
             Case("one sequence NaN", (650, 700, 0, 640), packed=True, padding=9, spoiled=1, segments=4),
             Case("keys similar, factor high", (640,), keys="similar", factor="high", gate="zero", segments=3),
         )

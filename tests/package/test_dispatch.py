@@ -176,6 +176,7 @@ def test_explain_a_cut() -> None:
     text = str(chunk_gated_delta_rule.explain(**shapes(32768, 8), auto_cp=4))
     assert re.search(r"gated_delta_rule_segment_v\d+: \d+ CTAs \(32 segments x heads, tile of", text)
     assert "join: 64 CTAs (carries states over the segments that do not forget them)" in text
+    assert "join: 132 CTAs" in str(chunk_gated_delta_rule.explain(**shapes(32768, 8), auto_cp=16))
     assert "each sequence is cut into 4 segments, where its chunks allow (auto_cp=4)" in text
     times = r"modelled: (\d+) us without the prepare kernels \(states \d+, join \d+, forward \d+, idle \d+\)"
     found = re.search(times + r"; whole: (\d+) us", text)
@@ -229,10 +230,10 @@ def test_items_of_every_kind_of_kernel() -> None:
     operator = choose.OPERATORS["gated_delta_rule"]
     offsets = torch.tensor([0, 640, 1280, 1280], dtype=torch.int32)
     tables = packed_tables(offsets, 1280, operator.chunk, Cutting(8, 3, CUT_NOTHING.weights))
-    found = {kernel.name: hopper._items(operator, kernel, tables, 2, 4) for kernel in operator.kernels}
+    found = {kernel.name: hopper._items(operator, kernel, tables, 2, 4, 132) for kernel in operator.kernels}
     assert (found["gated_delta_rule_forward_v128"], found["gated_delta_rule_forward_v64"]) == (8 * 4, 8 * 4 * 2)
     assert (found["gated_delta_rule_segment_v128"], found["gated_delta_rule_segment_v64"]) == (5 * 4 * 2, 5 * 4 * 4)
-    assert hopper._items(operator, loader.JOIN, tables, 2, 4) == tables.chain_count * 4 * 128 // 16
+    assert hopper._items(operator, loader.JOIN, tables, 2, 4, 132) == tables.chain_count * 4 * 128 // 16
     assert {kernel.persistent for kernel in operator.kernels if kernel.kind == "chunk_parallel"} == {True}
 
 

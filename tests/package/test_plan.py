@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from qla_ops.runtime import choose, costs, loader
+from qla_ops.runtime.builder import kernel_file
 from qla_ops.runtime.choose import OPERATORS, call_plan, item_count, plan_kernels
 from qla_ops.runtime.model import (
     CANDIDATES,
@@ -19,7 +20,17 @@ from qla_ops.runtime.model import (
     segment_time,
     span,
 )
-from qla_ops.runtime.plan import AUTOMATIC, NEVER, Plan, choose_plan, idle_time, only
+from qla_ops.runtime.plan import (
+    AUTOMATIC,
+    JOIN_HALVES,
+    NEVER,
+    Plan,
+    choose_plan,
+    idle_time,
+    join_items,
+    join_rooms,
+    only,
+)
 from qla_ops.runtime.records import Operator, Segments
 
 OPERATOR = OPERATORS["gated_delta_rule"]
@@ -137,6 +148,16 @@ def test_kernels_in_launch_order() -> None:
     assert kinds == ["chunk_parallel", "segment", "join", "carried"]
     whole = plan(1, 9999, 8, parts=NEVER)
     assert [kernel.kind for kernel in plan_kernels(OPERATOR, whole, 2, 8)] == ["chunk_parallel", "carried"]
+
+
+def test_long_chains_are_joined_in_halves_by_all_ctas() -> None:
+    """24 CTAs a head: eight blocks of columns of either half, and eight of the rows of a map."""
+    assert [join_rooms(OPERATOR, joints, SMS) for joints in (JOIN_HALVES, JOIN_HALVES + 1)] == [0, SMS // 24]
+    assert join_items(OPERATOR, 1, 8, JOIN_HALVES, SMS) == 64
+    assert join_items(OPERATOR, 1, 8, JOIN_HALVES + 1, SMS) == SMS
+    assert join_items(OPERATOR, 3, 8, JOIN_HALVES + 1, SMS) == 192
+    assert join_items(OPERATOR, 0, 8, JOIN_HALVES + 1, SMS) == 0
+    assert f"constexpr int kHalves = {JOIN_HALVES};" in kernel_file(loader.JOIN).read_text("utf-8")
 
 
 def test_packed_plans_are_remembered_for_lengths_about_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,8 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
             launch = _carried(kernel, sizes["V"] + sizes["K"], walked, facts.value_heads, processors)
             if plan.turns > 1:
                 reason = f"{launch.reason}, those with a map first"
-                launch = replace(launch, ctas=launch.ctas * plan.turns, reason=reason)
+                states = _carried(kernel, sizes["V"], walked, facts.value_heads, processors)
+                launch = replace(launch, ctas=launch.ctas + (plan.turns - 1) * states.ctas, reason=reason)
             result.append(launch)
         elif kernel is loader.JOIN:
             chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)

@@ -39,6 +39,7 @@ KEY_DIM = 128
 VALUE_DIM = 128
 VALUE_TILE = 128
 TILES = (VALUE_DIM + KEY_DIM) // VALUE_TILE
+STATE_TILES = VALUE_DIM // VALUE_TILE
 WARP = 32
 PACKED_ENTRIES = 3072
 STATE_FIRST = 0
@@ -232,7 +233,7 @@ def build(data_type):
         skip_threshold: T.float32,
         turns: T.int32,
     ):
-        with T.Kernel(turns * TILES * value_heads * segments, threads=THREADS) as (block,):
+        with T.Kernel((TILES + (turns - 1) * STATE_TILES) * value_heads * segments, threads=THREADS) as (block,):
             T.import_source(DEVICE_FUNCTIONS)
             k_ring = T.alloc_shared((LOAD_STAGES, CHUNK, KEY_DIM), data_type)
             v_ring = T.alloc_shared((LOAD_STAGES, CHUNK, VALUE_TILE), data_type)
@@ -252,6 +253,9 @@ def build(data_type):
             Vn_right_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # Vn_right, S1_right
             g_total_last = T.alloc_local((1,), "float32")
             g_cum_next = T.alloc_local((LANE_ENTRIES,), "float32")
+            late = T.alloc_var("int32")
+            tiles = T.alloc_var("int32")
+            place = T.alloc_var("int32")
             segment = T.alloc_var("int32")
             value_head = T.alloc_var("int32")
             key_head = T.alloc_var("int32")
@@ -271,10 +275,13 @@ def build(data_type):
             iterations = T.alloc_var("int32")
             start = T.alloc_var("int32")
             slot = T.alloc_var("int32")
-            segment = T.truncmod(T.truncdiv(block, TILES * value_heads), segments)
-            value_head = T.truncmod(T.truncdiv(block, TILES), value_heads)
+            late = T.if_then_else(block < TILES * value_heads * segments, 0, 1)
+            tiles = T.if_then_else(late == 0, TILES, STATE_TILES)
+            place = block - late * TILES * value_heads * segments
+            segment = T.truncdiv(place, tiles * value_heads)
+            value_head = T.truncmod(T.truncdiv(place, tiles), value_heads)
             key_head = T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))
-            value_column = T.truncmod(block, TILES) * VALUE_TILE
+            value_column = T.truncmod(place, tiles) * VALUE_TILE
             sequence = segment_sequence[segment]
             sequence_before = segment_sequence[T.max(segment - 1, 0)]
             sequence_after = segment_sequence[T.min(segment + 1, segments - 1)]
@@ -296,7 +303,7 @@ def build(data_type):
                 skip_threshold,
             )
             joined = T.if_then_else(warm_up == 0, follows, 0)
-            active = T.if_then_else(T.And(T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0)), T.Or(turns == 1, T.truncdiv(block, TILES * value_heads * segments) == T.if_then_else(warm_up > 0, 1, 0))), T.if_then_else(sequence >= 0, 1, 0), 0)
+            active = T.if_then_else(T.And(T.And(closes == 0, T.Or(value_column < VALUE_DIM, joined != 0)), T.Or(turns == 1, late == T.if_then_else(warm_up > 0, 1, 0))), T.if_then_else(sequence >= 0, 1, 0), 0)
             iterations = active * T.if_then_else(warm_up > 0, warm_up, chunks)
             first = first + (chunks - iterations) * CHUNK
             first_slot = first_slot + chunks - iterations
