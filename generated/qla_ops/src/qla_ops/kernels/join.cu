@@ -367,22 +367,23 @@ __device__ __forceinline__ void join_columns(const Walk& walk, const int* joined
   wait_for_copies<0>();  // of groups without copies
 }
 
-// Whether a chain has rows that are joined, and whether it is long and all of its rows are.
+// Whether a chain has rows that are joined, and whether it is long and all of them are. `flags`: of the second row on.
 template <bool halving>
-__device__ __forceinline__ void look_through(const int* joined, int first, int rows, int heads, bool& any, bool& all) {
+__device__ __forceinline__ void look_through(const int* flags, int rows, int heads, bool& any, bool& all) {
   constexpr int kTogether = 16;  // flags that are read at once
-  const int end = first + rows;
-  any = false;
-  all = halving && rows - 1 >= kHalves;
-  for (int row = first + 1; row < end && (all || !any); row += kTogether) {
+  int found = 0;
+  unsigned least = halving && rows >= kHalves;  // of them
+  for (int row = 0; row < rows && (found == 0 || least > 0); row += kTogether) {
 #pragma unroll
     for (int ahead = 0; ahead < kTogether; ++ahead) {
-      if (row + ahead >= end) continue;
-      const bool one = joined[static_cast<int64_t>(row + ahead) * heads] != 0;
-      any |= one;
-      all &= one;
+      int flag = -1;
+      if (row + ahead < rows) found |= flag = flags[ahead * heads];
+      if (halving) least = min(least, static_cast<unsigned>(flag));
     }
+    flags += kTogether * heads;
   }
+  any = found != 0;
+  all = least > 0;
 }
 
 // Number of the n-th bit that is set, from 0.
@@ -506,13 +507,15 @@ __global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float
     bool wanted = false, halved = false;
     if (mine < all) {
       const int* chain = chains + 2 * (mine / value_heads);
-      look_through<halving>(segment_joined + mine % value_heads, chain[0], chain[1], value_heads, wanted, halved);
+      const int* flags = segment_joined + static_cast<int64_t>(chain[0] + 1) * value_heads + mine % value_heads;
+      look_through<halving>(flags, chain[1] - 1, value_heads, wanted, halved);
     }
     const unsigned found = __ballot_sync(kAll, wanted), long_ones = __ballot_sync(kAll, halved);
     if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = found;
     if (halving && threadIdx.x % 32 == 0) shared.halved[threadIdx.x / 32] = long_ones;
     __syncthreads();
     const int count = count_bits(shared.found, 2 * K / 32);
+    if (count == 0 && all <= 2 * K) return;
     const int count_halved = halving ? count_bits(shared.halved, 2 * K / 32) : 0;
     Tasks<K> tasks(value_dim, count, count_halved);
     if (count_halved > 0 && (all > 2 * K || count_halved > rooms || tasks.whole + tasks.second > ctas)) {
