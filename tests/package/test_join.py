@@ -73,7 +73,7 @@ CASES = {
 
 LONG = [name for name in CASES if name.startswith("long")]
 ENOUGH = 100
-"""CTAs for all tasks. The emulator runs one after the other, so that none may wait for one behind it."""
+"""CTAs for all tasks."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,10 +81,10 @@ def test_against_float64(name: str) -> None:
     check(name)
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_long_chains_in_halves(name: str) -> None:
-    """Only those whose rows are all joined, that is, of the first head."""
-    products = check(name, workers=ENOUGH)
+@pytest.mark.parametrize(("name", "workers"), [*((name, ENOUGH) for name in LONG), ("long", 32)])
+def test_long_chains_in_halves(name: str, workers: int) -> None:
+    """Only those whose rows are all joined, that is, of the first head. With 32 CTAs two share the rows behind."""
+    products = check(name, workers=workers)
     (first, count), *_ = CASES[name][0]
     middle, end = first + 1 + (count - 1) // 2, first + count
     assert products[middle:end, 0].isfinite().all()
@@ -93,10 +93,16 @@ def test_long_chains_in_halves(name: str) -> None:
     assert products[:, 1].isnan().all()
 
 
-@pytest.mark.parametrize(("workers", "rooms"), [(15, 2), (ENOUGH, 0)])
+@pytest.mark.parametrize(("workers", "rooms"), [(15, 2), (31, 2), (ENOUGH, 0)])
 def test_no_halves_without_room(workers: int, rooms: int) -> None:
-    """Too few CTAs for all halves at once, or no buffer."""
+    """Too few CTAs for all halves at once, or for two behind each block of columns, or no buffer."""
     assert check("long", workers=workers, rooms=rooms).isnan().all()
+
+
+@pytest.mark.parametrize("workers", [24, 40, 48])
+def test_no_cta_waits_for_one_that_starts_later(workers: int) -> None:
+    """The emulator runs one after the other; it would never end."""
+    check("long", workers=workers)
 
 
 WHOLE, SECOND, PARTS = 4 * 4, 2 * 4, 8

@@ -151,8 +151,8 @@ def test_kernels_in_launch_order() -> None:
 
 
 def test_long_chains_are_joined_in_halves_by_all_ctas() -> None:
-    """24 CTAs a head: eight blocks of columns of either half, and eight of the rows of a map."""
-    assert [join_rooms(OPERATOR, joints, SMS) for joints in (JOIN_HALVES, JOIN_HALVES + 1)] == [0, SMS // 24]
+    """40 CTAs a head: eight blocks of columns of either half, eight of the rows of a map, two parts for each block."""
+    assert [join_rooms(OPERATOR, joints, SMS) for joints in (JOIN_HALVES, JOIN_HALVES + 1)] == [0, SMS // 40]
     assert join_items(OPERATOR, 1, 8, JOIN_HALVES, SMS) == 64
     assert join_items(OPERATOR, 1, 8, JOIN_HALVES + 1, SMS) == SMS
     assert join_items(OPERATOR, 3, 8, JOIN_HALVES + 1, SMS) == 192

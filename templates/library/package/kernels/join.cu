@@ -17,8 +17,9 @@
 // Where few heads have long chains, most SMs would have nothing to do. Such a chain is walked in halves at once, the
 // second one from its first row's N as if nothing came before. The rows of that row's map walk along, which gives each
 // later row the product of the maps so far. When the first half is done, its state passes through these products, all
-// rows at once. Tasks that are done are counted in the flags of the halves' last rows. CTAs take tasks in this order,
-// the first ones one each: as CTAs start in the order of their numbers, who waits for results waits for CTAs that run.
+// rows at once. Tasks that are done are counted in the flags of the halves' last rows. There is one task for each CTA
+// then, in this order. CTAs start in the order of their numbers, so that who waits for results waits for CTAs that have
+// started and that wait for nobody, however few of them run at a time.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -30,8 +31,9 @@ constexpr int kColumns = 16;  // value columns of a CTA: the rows of an m16n8k16
 constexpr int kTiles = 4;     // n8 tiles of a warp
 constexpr int kStep = 16;     // summands of a product
 constexpr int kStages = 3;    // maps that are on their way or not yet split
-constexpr int kHalves = 10;    // rows from which a chain is walked in halves
+constexpr int kHalves = 10;   // rows from which a chain is walked in halves
 constexpr int kParts = 8;     // tasks that share the rows of a second half, once the first one is done, at most
+constexpr int kFewParts = 2;  // and at least
 constexpr unsigned kAll = 0xffffffffu;
 
 static char error_buf[256];
@@ -424,9 +426,10 @@ struct Tasks {
   int all;     // with those that wait
   __device__ __forceinline__ Tasks(int value_dim, int found, int halved) {
     blocks = value_dim / kColumns;
-    parts = halved > 0 ? min(kParts, max(1, static_cast<int>(gridDim.x) / (halved * blocks))) : 0;
     whole = found * blocks;
     second = halved * (blocks + K / kColumns);
+    const int left = static_cast<int>(gridDim.x) - whole - second;
+    parts = halved > 0 ? min(kParts, left / (halved * blocks)) : 0;
     all = whole + second + halved * blocks * parts;
   }
 };
@@ -518,8 +521,8 @@ __global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float
     if (count == 0 && all <= 2 * K) return;
     const int count_halved = halving ? count_bits(shared.halved, 2 * K / 32) : 0;
     Tasks<K> tasks(value_dim, count, count_halved);
-    if (count_halved > 0 && (all > 2 * K || count_halved > rooms || tasks.whole + tasks.second > ctas)) {
-      // Halves would not all be walked at once.
+    if (count_halved > 0 && (all > 2 * K || count_halved > rooms || tasks.parts < kFewParts)) {
+      // There are not enough CTAs, or no room.
       __syncthreads();
       if (threadIdx.x % 32 == 0) shared.halved[threadIdx.x / 32] = 0;
       __syncthreads();

@@ -270,8 +270,9 @@ def join_items(operator: Operator, chains: int, value_heads: int, joints: int, p
 
 
 def join_rooms(operator: Operator, joints: int, processors: int) -> int:
-    """Heads whose chains it walks in halves at most, all at once; 0 where no chain is long enough."""
-    ctas = (2 * operator.sizes["V"] + operator.sizes["K"]) // JOIN_COLUMNS
+    """Heads whose chains it walks in halves at most, all at once; 0 where no chain is long enough. Each takes CTAs for
+    both halves' values and a map, and, behind them, two for each block of columns."""
+    ctas = (4 * operator.sizes["V"] + operator.sizes["K"]) // JOIN_COLUMNS
     return processors // ctas if joints > JOIN_HALVES else 0
 
 
