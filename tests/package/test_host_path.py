@@ -62,6 +62,8 @@ def launch_in_emulator(kernel: Kernel, data_type: str) -> Callable[..., None]:
             given["given_offsets"] = given["given_offsets"].view(torch.int32)
         if "segment_state" in given and uncut:
             given["segment_state"] = torch.empty((0, given["value_heads"], 256 * 128))
+        if "segment_products" in given and not given["rooms"]:
+            given["segment_products"] = torch.empty((len(given["segment_joined"]), 0, 128 * 128))
         target(**{name: given[name] for name in wanted if name in given})
 
     return launch
@@ -232,6 +234,29 @@ def test_cut_sequences(name: str) -> None:
     options = CUT[name]
     state = states(3, options.get("value_first", False)) / 128
     check(values, initial_state=state, cu_seqlens=offsets, parts=3, **options)
+
+
+@pytest.mark.slow
+def test_a_long_chain_is_joined_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one head; the others forget within each segment."""
+    launch = launch_in_emulator(JOIN, "float32")
+    products: list[torch.Tensor] = []
+
+    def join(*given: Any) -> None:
+        launch(*given)
+        products.append(dict(zip(JOIN.parameters, given[:-1], strict=True))["segment_products"])
+
+    monkeypatch.setattr(hopper, "workers", lambda kernel, items, processors: min(items, processors))
+    monkeypatch.setattr(hopper.loader, "function", lambda *of: join if of[0] is JOIN else launch_in_emulator(*of))
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *of, **options: empty(*of, **options).fill_(7))
+    values = inputs(length=64 * 12 - 5)
+    values["g"] = values["g"] * torch.tensor([1.0, 1e-3, 1.0, 1.0])
+    check(values, initial_state=states() / 128, parts=12, threshold=-3.0)
+    (made,) = products
+    assert made.shape == (11, 1, 128 * 128)
+    assert (made[:6] == 7).all()
+    assert not (made[6:] == 7).any()
 
 
 @pytest.mark.slow
