@@ -413,7 +413,7 @@ struct Operands {
   float* state;
   int* joined;
   float* products;  // of maps: of `rooms` heads at most, a row below the other
-  int chain_count, heads, value_dim, rooms;
+  int heads, value_dim, rooms;
 };
 
 // How many tasks there are of each kind, where so many heads have rows to join, some of them in halves.
@@ -484,9 +484,10 @@ __device__ __forceinline__ void do_task(const Operands& o, const Tasks<K>& tasks
   }
 }
 
-__device__ __forceinline__ int count_bits(const unsigned* words, int count) {
+template <int words>
+__device__ __forceinline__ int count_bits(const unsigned (&set)[words]) {
   int bits = 0;
-  for (int word = 0; word < count; ++word) bits += __popc(words[word]);
+  for (const unsigned word : set) bits += __popc(word);
   return bits;
 }
 
@@ -500,8 +501,7 @@ __global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float
   cudaTriggerProgrammaticLaunchCompletion();
   extern __shared__ __align__(128) unsigned char memory[];
   Shared<K>& shared = *reinterpret_cast<Shared<K>*>(memory);
-  const Operands operands = {chains,      segment_state, segment_joined, segment_products,
-                             chain_count, value_heads,   value_dim,      rooms};
+  const Operands operands = {chains, segment_state, segment_joined, segment_products, value_heads, value_dim, rooms};
   const int all = chain_count * value_heads;
   const int ctas = static_cast<int>(gridDim.x);
   int task = static_cast<int>(blockIdx.x);  // among those of the heads that have been found
@@ -517,9 +517,9 @@ __global__ void __launch_bounds__(2 * K, 1) join_kernel(const int* chains, float
     if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = found;
     if (halving && threadIdx.x % 32 == 0) shared.halved[threadIdx.x / 32] = long_ones;
     __syncthreads();
-    const int count = count_bits(shared.found, 2 * K / 32);
+    const int count = count_bits(shared.found);
     if (count == 0 && all <= 2 * K) return;
-    const int count_halved = halving ? count_bits(shared.halved, 2 * K / 32) : 0;
+    const int count_halved = halving ? count_bits(shared.halved) : 0;
     Tasks<K> tasks(value_dim, count, count_halved);
     if (count_halved > 0 && (all > 2 * K || count_halved > rooms || tasks.parts < kFewParts)) {
       // There are not enough CTAs, or no room.

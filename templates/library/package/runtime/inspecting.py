@@ -139,8 +139,8 @@ def _launches(call: Call, plan: Plan) -> tuple[Launch, ...]:
                 launch = replace(launch, ctas=launch.ctas + (plan.turns - 1) * states.ctas, reason=reason)
             result.append(launch)
         elif kernel is loader.JOIN:
-            chains = min(facts.sequences, (plan.cutting.segments - facts.sequences) // 2)
             joints = plan.cutting.segments - facts.sequences
+            chains = min(facts.sequences, joints // 2)
             items = join_items(call.operator, chains, facts.value_heads, joints, processors)
             count = workers(kernel, items, processors)
             result.append(Launch(kernel.name, count, "carries states over the segments that do not forget them"))
