@@ -54,10 +54,14 @@ class Comparison:
 
     @property
     def noise(self) -> float:
-        """How far the geometric means of single rounds lie apart."""
+        """How far the middle half of the geometric means of single rounds lies apart: a GPU at its power limit has now
+        and then a round that is slower by a quarter, and more rounds must not mean more noise."""
         rounds = range(min(len(row.current) for row in self.rows.values()))
         means = [_geometric_mean([row.candidate[n] / row.current[n] for row in self.rows.values()]) for n in rounds]
-        return max(means) - min(means)
+        if len(means) < 2:
+            return 0.0
+        lower, _, upper = statistics.quantiles(means, n=4, method="inclusive")
+        return upper - lower
 
 
 class Measurer(Protocol):

@@ -18,6 +18,8 @@ from qlagen.tune.edit import edit_entry
 from qlagen.tune.measure import Comparison, Measurer, RefusedError
 
 ROUNDS, FINAL_ROUNDS = 3, 9
+LONGER = 2
+"""What these take in units of the first rounds: starting and judging a library takes as long as a few rounds."""
 FINALISTS = 3
 """The fastest few are measured again: the fastest of many is partly the luckiest."""
 LEAST_GAIN = 0.002
@@ -94,6 +96,8 @@ class Search:
     """What the next measurement may take."""
     measured: dict[Candidate, tuple[Path, Comparison]] = field(default_factory=dict)
     """Of the present entry."""
+    again: set[Candidate] = field(default_factory=set)
+    """Those that were measured a second time, in more rounds. Where there are any, one of them wins or none does."""
 
     def run(self, entries: Sequence[Explored], found: Callable[[Winner], None]) -> None:
         """Searches one entry after the other; `found` takes each winner at once.
@@ -142,7 +146,7 @@ class Search:
             self._conclude(entry, None, reason)
             return
         self.tools.say(f"{entry.label}: {len(explored.kept)} candidates, rows {', '.join(rows)}")
-        self.measured = {}
+        self.measured, self.again = {}, set()
         self._explore(explored, rows, until)
         winner, reason = self._decide(entry, rows, until)
         self._conclude(entry, winner, reason)
@@ -157,7 +161,7 @@ class Search:
             while len(building) < self.tools.ahead and (item := queue.next()) is not None:
                 building[self._submit(explored.entry, item.candidate)] = item
             better = sum(comparison.ratio < 1 for _, comparison in self.measured.values())
-            left = until - self.tools.clock() - self.slow * (1 + min(FINALISTS, better))
+            left = until - self.tools.clock() - self.slow * (1 + LONGER * min(FINALISTS, better))
             if not building or left <= 0 or not wait(building, left, FIRST_COMPLETED).done:
                 break
             ready = [future for future in building if future.done()]
@@ -201,7 +205,8 @@ class Search:
         if not self.measured:
             return None, "no candidate was measured"
         self._measure_finalists(entry, rows, until)
-        order = sorted(self.measured, key=lambda candidate: self.measured[candidate][1].ratio)
+        known = [candidate for candidate in self.measured if candidate in self.again] or list(self.measured)
+        order = sorted(known, key=lambda candidate: self.measured[candidate][1].ratio)
         reason = ""
         for candidate in order:
             comparison = self.measured[candidate][1]
@@ -217,7 +222,7 @@ class Search:
     def _measure_finalists(self, entry: Entry, rows: Sequence[str], until: float) -> None:
         better = [c for c, (_, comparison) in self.measured.items() if comparison.ratio < 1]
         for candidate in sorted(better, key=lambda c: self.measured[c][1].ratio)[:FINALISTS]:
-            if self.tools.clock() + self.slow > until:
+            if self.tools.clock() + LONGER * self.slow > until:
                 return
             source = self.measured[candidate][0]
             try:
@@ -228,6 +233,7 @@ class Search:
                 self._record(entry, Checked(candidate), "rejected", reason=str(fault))
                 continue
             self.measured[candidate] = source, comparison
+            self.again.add(candidate)
             self._record(entry, Checked(candidate), "measured again", comparison)
 
     def _submit(self, entry: Entry, candidate: Candidate) -> Future[Built]:

@@ -110,8 +110,8 @@ def test_a_state_role_with_too_few_registers_is_refused(tmp_path: Path) -> None:
     """The compiler's own message for a real kernel, so that a change of its wording is noticed."""
     file = tmp_path / "k.py"
     text = emitted("delta_rule", "forward", "v64")
-    assert "STATE_REGISTERS = 208" in text
-    file.write_text(text.replace("STATE_REGISTERS = 208", "STATE_REGISTERS = 152"), encoding="utf-8")
+    assert "STATE_REGISTERS = 240" in text
+    file.write_text(text.replace("STATE_REGISTERS = 240", "STATE_REGISTERS = 152"), encoding="utf-8")
     with pytest.raises(QlagenError) as caught:
         check_compiled([file], ["bfloat16"])
     assert caught.value.code == "E-SLOW"

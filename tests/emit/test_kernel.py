@@ -143,8 +143,8 @@ def test_the_banner_says_where_the_text_comes_from() -> None:
     head = text[: text.index('"""', 3)]
     assert SPEC_DIGEST in head
     assert template_digest() in head
-    assert "variant v64: value tile 64, 3 load stages" in head
-    assert "state                threads 0..127    208 registers" in head
+    assert "variant v64: value tile 64, 4 load stages" in head
+    assert "state                threads 0..127    240 registers" in head
     schedule = schedule_of(GATED)
     for barrier in schedule.barriers:
         assert re.search(rf"^  {barrier.name} +\w+_STAGES +{barrier.count} by ", head, re.MULTILINE)

@@ -54,7 +54,7 @@ CASES = [
         FORWARD,
         "drop wait_groups",
         "state: wait_groups 0",
-        "error[E-FLIGHT]: role state: Vn_right reads the result of k_S while it is in flight\n"
+        "error[E-FLIGHT]: role state: S1_right reads the result of Vn while it is in flight\n"
         "  hint: put wait_groups before the step",
     ),
     (

@@ -44,6 +44,7 @@ def test_the_shipped_file() -> None:
     assert [(o.name, o.value_tile, o.stages, o.ahead, o.output_stages) for o in file.carried] == [
         ("v128", 128, 3, 2, 1),
         ("v128", 128, 2, 1, 1),
+        ("v64", 64, 4, 1, 1),
         ("v64", 64, 3, 2, 1),
         ("v64", 64, 2, 1, 1),
     ]

@@ -194,8 +194,17 @@ def test_ratio_and_noise() -> None:
         {"a": RowTimes((1.0, 1.0, 2.0), (0.5, 0.5, 1.0)), "b": RowTimes((1.0, 1.0, 1.0), (2.0, 2.2, 1.8))}
     )
     assert comparison.ratio == pytest.approx(1.0)
-    assert comparison.noise == pytest.approx(1.1**0.5 - 0.9**0.5)
+    assert comparison.noise == pytest.approx((1.1**0.5 - 0.9**0.5) / 2)
     assert comparison.rows["b"].ratio == 2.0
+
+
+def test_one_slow_round_of_nine_is_no_noise() -> None:
+    """As a GPU at its power limit has it. Two values that take turns are noise."""
+    slow = Comparison({"a": RowTimes((1.0,) * 9, (0.98,) * 8 + (1.3,))})
+    assert (slow.ratio, slow.noise) == (0.98, pytest.approx(0.0))
+    turns = Comparison({"a": RowTimes((1.0,) * 9, (0.97, 0.99) * 4 + (0.98,))})
+    assert turns.noise == pytest.approx(0.02)
+    assert Comparison({"a": RowTimes((1.0,), (0.98,))}).noise == 0.0
 
 
 def test_what_the_compiler_says() -> None:

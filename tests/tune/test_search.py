@@ -10,7 +10,7 @@ import pytest
 from qlagen.errors import QlagenError
 from qlagen.tune.candidates import Candidate
 from qlagen.tune.check import Explored
-from qlagen.tune.search import FINAL_ROUNDS, ROUNDS, Search, Tools, Winner
+from qlagen.tune.search import FINAL_ROUNDS, FINALISTS, ROUNDS, Search, Tools, Winner
 from tests.tune.entries import FILE, TEXT, explore
 from tests.tune.fakes import FakeBuilder, FakeClock, FakeMeasurer, Settings
 
@@ -160,6 +160,23 @@ def test_the_budget_stops_it(tile: list[Explored]) -> None:
     left = len(found.outcomes("not reached"))
     assert left > 0
     assert left + len(found.outcomes("measured")) == len(tile[0].kept)
+
+
+def test_luck_in_the_first_rounds_wins_nothing(tile: list[Explored]) -> None:
+    """The best of the first rounds is slower when it is measured again; those that are measured once do not step in."""
+    seen: list[Settings] = []
+
+    def ratio(settings: Settings) -> float:
+        seen.append(settings)
+        if settings[TILE].stages != 2:
+            return 1.3
+        return 1.01 if seen.count(settings) > ROUNDS else 0.95
+
+    found = run(tile, ratio=ratio)
+    assert len(found.outcomes("measured again")) == FINALISTS
+    assert sum(record["ratio"] < 1 for record in found.outcomes("measured")) > FINALISTS
+    assert found.winners == []
+    assert found.verdict["reason"].endswith("takes 1.00 percent more time")
 
 
 def test_no_time_for_any(tile: list[Explored]) -> None:

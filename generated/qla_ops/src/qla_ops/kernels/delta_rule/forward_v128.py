@@ -266,9 +266,9 @@ def build(data_type):
             S_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), "float32")  # S, S1
             S_b_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), data_type)  # S_b
             k_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # k_S, Vn
+            q_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # q_S, O_base, O
             v_f_r = T.alloc_fragment((CHUNK, VALUE_TILE), data_type)  # v_f, O_out
             Vn_right_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # Vn_right, Vn_b
-            q_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # q_S, O_base, O
             q_k_r = T.alloc_fragment((CHUNK, CHUNK), "float32")  # q_k
             O_left_r = T.alloc_fragment((CHUNK, CHUNK), data_type)  # O_left
             S_r_next = T.alloc_fragment((VALUE_TILE, KEY_DIM), "float32")  # to come
@@ -392,6 +392,15 @@ def build(data_type):
                             transpose_B=True,
                             clear_accum=True,
                         )
+                        # spec: O; q_S = q @ S
+                        T.wgmma_gemm(
+                            S_b_r,
+                            q_ring[step % LOAD_STAGES, :, :],
+                            q_S_r,
+                            policy=FULL_ROW,
+                            transpose_B=True,
+                            clear_accum=True,
+                        )
                         T.barrier_wait(v_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                         # v from shared memory, transposed
                         T.call_extern(
@@ -402,7 +411,7 @@ def build(data_type):
                             CHUNK,
                             warp,
                         )
-                        T.wait_wgmma(0)
+                        T.wait_wgmma(1)
                         # spec: Vn; Vn_right
                         for row, column in T.Parallel(VALUE_TILE, CHUNK):
                             Vn_right_r[row, column] = (
@@ -418,16 +427,13 @@ def build(data_type):
                             transpose_B=True,
                             clear_accum=True,
                         )
-                        # spec: O; q_S = q @ S
-                        T.wgmma_gemm(
-                            S_b_r,
-                            q_ring[step % LOAD_STAGES, :, :],
-                            q_S_r,
-                            policy=FULL_ROW,
-                            transpose_B=True,
-                            clear_accum=True,
-                        )
                         T.wait_wgmma(1)
+                        # spec: O; O_base in place
+                        for row, column in T.Parallel(VALUE_TILE, CHUNK):
+                            q_S_r[row, column] = (
+                                q_S_r[row, column] * scale
+                            )
+                        T.wait_wgmma(0)
                         # spec: Vn; Vn as a left operand
                         T.copy(k_S_r, Vn_right_r)
                         # spec: S1; S1 += k^T @ Vn
@@ -437,12 +443,6 @@ def build(data_type):
                             S_r,
                             policy=FULL_ROW,
                         )
-                        T.wait_wgmma(1)
-                        # spec: O; O_base in place
-                        for row, column in T.Parallel(VALUE_TILE, CHUNK):
-                            q_S_r[row, column] = (
-                                q_S_r[row, column] * scale
-                            )
                         T.barrier_wait(O_left_ready[step % HANDOVER_STAGES], (step // HANDOVER_STAGES) % 2)
                         # spec: O; O += O_left @ Vn
                         T.wgmma_gemm(

@@ -9,8 +9,8 @@ roles
   state                threads 0..255    208 registers (estimate 208)
   auxiliary            threads 256..383  72 registers (estimate 72)
   load_q_k             threads 384..415  24 registers
-  load_v_a             threads 416..447  24 registers
-  load_g_cum           threads 448..479  24 registers
+  load_g_cum           threads 416..447  24 registers
+  load_v_a             threads 448..479  24 registers
   store_o              threads 480..511  24 registers
 barriers (an mbarrier per stage; arrivals of a phase, and what it means)
   q_k_ready              LOAD_STAGES       1 by load_q_k:
@@ -24,7 +24,7 @@ barriers (an mbarrier per stage; arrivals of a phase, and what it means)
   O_left_ready           HANDOVER_STAGES   4 by auxiliary:
       state may read g_from_start, g_to_end, O_scale, O_left
   stage_free             LOAD_STAGES       8 by state:
-      load_q_k, load_v_a, load_g_cum may fill q, k, v, a, g_cum, g_from_start, g_to_end, O_scale, O_left
+      load_q_k, load_g_cum, load_v_a may fill q, k, v, a, g_cum, g_from_start, g_to_end, O_scale, O_left
   o_free                 OUTPUT_STAGES     1 by store_o:
       state may fill o
   load_q_k_landed        1                 1 by load_q_k:
@@ -59,9 +59,9 @@ STATE_END = STATE_FIRST + 8 * WARP
 AUXILIARY_FIRST = STATE_END
 AUXILIARY_END = AUXILIARY_FIRST + 4 * WARP
 LOAD_Q_K_END = AUXILIARY_END + WARP
-LOAD_V_A_END = LOAD_Q_K_END + WARP
-LOAD_G_CUM_END = LOAD_V_A_END + WARP
-STORE_O_END = LOAD_G_CUM_END + WARP
+LOAD_G_CUM_END = LOAD_Q_K_END + WARP
+LOAD_V_A_END = LOAD_G_CUM_END + WARP
+STORE_O_END = LOAD_V_A_END + WARP
 THREADS = 512
 LOAD_STAGES = 3
 HANDOVER_STAGES = 3
@@ -315,9 +315,9 @@ def build(data_type):
             S_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), "float32")  # S, S1_base, S1
             S_b_r = T.alloc_fragment((VALUE_TILE, KEY_DIM), data_type)  # S_b
             k_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # k_S, Vn
+            q_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # q_S, O_base, O
             v_f_r = T.alloc_fragment((CHUNK, VALUE_TILE), data_type)  # v_f, O_out
             Vn_right_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # Vn_right, S1_right
-            q_S_r = T.alloc_fragment((VALUE_TILE, CHUNK), "float32")  # q_S, O_base, O
             Vn_b_r = T.alloc_fragment((VALUE_TILE, CHUNK), data_type)  # Vn_b
             q_k_r = T.alloc_fragment((CHUNK, CHUNK), "float32")  # q_k
             O_left_r = T.alloc_fragment((CHUNK, CHUNK), data_type)  # O_left
@@ -444,6 +444,15 @@ def build(data_type):
                             transpose_B=True,
                             clear_accum=True,
                         )
+                        # spec: O; q_S = q @ S
+                        T.wgmma_gemm(
+                            S_b_r,
+                            q_ring[step % LOAD_STAGES, :, :],
+                            q_S_r,
+                            policy=FULL_ROW,
+                            transpose_B=True,
+                            clear_accum=True,
+                        )
                         T.barrier_wait(v_a_ready[step % LOAD_STAGES], (step // LOAD_STAGES) % 2)
                         # v from shared memory, transposed
                         T.call_extern(
@@ -455,7 +464,7 @@ def build(data_type):
                             warp,
                         )
                         T.barrier_wait(O_left_ready[step % HANDOVER_STAGES], (step // HANDOVER_STAGES) % 2)
-                        T.wait_wgmma(0)
+                        T.wait_wgmma(1)
                         # spec: Vn; Vn_right
                         for row, column in T.Parallel(VALUE_TILE, CHUNK):
                             Vn_right_r[row, column] = (
@@ -472,15 +481,6 @@ def build(data_type):
                             transpose_B=True,
                             clear_accum=True,
                         )
-                        # spec: O; q_S = q @ S
-                        T.wgmma_gemm(
-                            S_b_r,
-                            q_ring[step % LOAD_STAGES, :, :],
-                            q_S_r,
-                            policy=FULL_ROW,
-                            transpose_B=True,
-                            clear_accum=True,
-                        )
                         # spec: S1; S1_base in place
                         g_total_last[0] = g_from_start_ring[step % HANDOVER_STAGES, CHUNK - 1]
                         for row, column in T.Parallel(VALUE_TILE, KEY_DIM):
@@ -488,6 +488,12 @@ def build(data_type):
                                 S_r[row, column] * g_total_last[0]
                             )
                         T.wait_wgmma(1)
+                        # spec: O; O_base in place
+                        for row, column in T.Parallel(VALUE_TILE, CHUNK):
+                            q_S_r[row, column] = (
+                                q_S_r[row, column] * O_scale_ring[step % HANDOVER_STAGES, column]
+                            )
+                        T.wait_wgmma(0)
                         # spec: S1; S1_right
                         for row, column in T.Parallel(VALUE_TILE, CHUNK):
                             Vn_right_r[row, column] = (
@@ -502,12 +508,6 @@ def build(data_type):
                         )
                         # spec: Vn; Vn as a left operand
                         T.copy(k_S_r, Vn_b_r)
-                        T.wait_wgmma(1)
-                        # spec: O; O_base in place
-                        for row, column in T.Parallel(VALUE_TILE, CHUNK):
-                            q_S_r[row, column] = (
-                                q_S_r[row, column] * O_scale_ring[step % HANDOVER_STAGES, column]
-                            )
                         # spec: O; O += O_left @ Vn
                         T.wgmma_gemm(
                             Vn_b_r,
@@ -712,6 +712,40 @@ def build(data_type):
                                 T.barrier_arrive(q_k_ready[step % LOAD_STAGES])
                         done = T.max(done, 0) + iterations
                         item = item + workers
+                elif tx < LOAD_G_CUM_END:  # load_g_cum
+                    T.pdl_sync()
+                    while item < TILES * value_heads * segments:
+                        segment = T.truncdiv(item, TILES * value_heads)
+                        value_head = T.truncmod(T.truncdiv(item, TILES), value_heads)
+                        key_head = T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))
+                        value_column = T.truncmod(item, TILES) * VALUE_TILE
+                        sequence = segment_sequence[segment]
+                        sequence_before = segment_sequence[T.max(segment - 1, 0)]
+                        sequence_after = segment_sequence[T.min(segment + 1, segments - 1)]
+                        opens = T.if_then_else(T.And(sequence >= 0, T.Or(segment == 0, sequence_before != sequence)), 1, 0)
+                        follows = T.if_then_else(sequence >= 0, 1 - opens, 0)
+                        closes = T.if_then_else(T.And(sequence >= 0, T.Or(segment == segments - 1, sequence_after != sequence)), 1, 0)
+                        first = segment_offsets[segment]
+                        end = segment_offsets[segment + 1]
+                        first_slot = segment_chunks[segment]
+                        whole = T.truncdiv(end - first, CHUNK)
+                        iterations = T.truncdiv(end - first + CHUNK - 1, CHUNK)
+                        first = first - T.max(done, 0) * CHUNK
+                        first_slot = first_slot - T.max(done, 0)
+                        for step in T.unroll(T.max(done, 0), T.max(done, 0) + iterations, unroll_factor=1):
+                            slot = first_slot + step
+                            # g_cum, read before its slot is free
+                            for entry in T.unroll(LANE_ENTRIES):
+                                g_cum_next[entry] = g_cum[slot, value_head, lane + entry * WARP]
+                            T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
+                            # load g_cum
+                            for entry in T.unroll(LANE_ENTRIES):
+                                g_cum_ring[step % LOAD_STAGES, lane + entry * WARP] = g_cum_next[entry]
+                            T.sync_warp()
+                            if T.shuffle_elect(WARP):
+                                T.barrier_arrive(g_cum_ready[step % LOAD_STAGES])
+                        done = T.max(done, 0) + iterations
+                        item = item + workers
                 elif tx < LOAD_V_A_END:  # load_v_a
                     while item < TILES * value_heads * segments:
                         segment = T.truncdiv(item, TILES * value_heads)
@@ -785,40 +819,6 @@ def build(data_type):
                         done = T.max(done, 0) + iterations
                         item = item + workers
                     T.pdl_sync()
-                elif tx < LOAD_G_CUM_END:  # load_g_cum
-                    T.pdl_sync()
-                    while item < TILES * value_heads * segments:
-                        segment = T.truncdiv(item, TILES * value_heads)
-                        value_head = T.truncmod(T.truncdiv(item, TILES), value_heads)
-                        key_head = T.truncdiv(value_head, T.truncdiv(value_heads, key_heads))
-                        value_column = T.truncmod(item, TILES) * VALUE_TILE
-                        sequence = segment_sequence[segment]
-                        sequence_before = segment_sequence[T.max(segment - 1, 0)]
-                        sequence_after = segment_sequence[T.min(segment + 1, segments - 1)]
-                        opens = T.if_then_else(T.And(sequence >= 0, T.Or(segment == 0, sequence_before != sequence)), 1, 0)
-                        follows = T.if_then_else(sequence >= 0, 1 - opens, 0)
-                        closes = T.if_then_else(T.And(sequence >= 0, T.Or(segment == segments - 1, sequence_after != sequence)), 1, 0)
-                        first = segment_offsets[segment]
-                        end = segment_offsets[segment + 1]
-                        first_slot = segment_chunks[segment]
-                        whole = T.truncdiv(end - first, CHUNK)
-                        iterations = T.truncdiv(end - first + CHUNK - 1, CHUNK)
-                        first = first - T.max(done, 0) * CHUNK
-                        first_slot = first_slot - T.max(done, 0)
-                        for step in T.unroll(T.max(done, 0), T.max(done, 0) + iterations, unroll_factor=1):
-                            slot = first_slot + step
-                            # g_cum, read before its slot is free
-                            for entry in T.unroll(LANE_ENTRIES):
-                                g_cum_next[entry] = g_cum[slot, value_head, lane + entry * WARP]
-                            T.barrier_wait(stage_free[step % LOAD_STAGES], (step // LOAD_STAGES + 1) % 2)
-                            # load g_cum
-                            for entry in T.unroll(LANE_ENTRIES):
-                                g_cum_ring[step % LOAD_STAGES, lane + entry * WARP] = g_cum_next[entry]
-                            T.sync_warp()
-                            if T.shuffle_elect(WARP):
-                                T.barrier_arrive(g_cum_ready[step % LOAD_STAGES])
-                        done = T.max(done, 0) + iterations
-                        item = item + workers
                 elif tx < STORE_O_END:  # store_o
                     while item < TILES * value_heads * segments:
                         segment = T.truncdiv(item, TILES * value_heads)
