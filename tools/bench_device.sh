@@ -43,7 +43,8 @@ run() {
   export PYTHONUNBUFFERED=1 TILELANG_CACHE_DIR=$root/cache/tilelang TRITON_CACHE_DIR=$root/cache/triton
   export FLASHINFER_WORKSPACE_BASE=$root/cache/flashinfer QLA_OPS_CACHE=$root/cache/qla_ops
   mkdir -p "$out" "$root/cache"
-  if [ "$out" != benchmarks/results ] && [ -e "benchmarks/results/$file" ]; then
+  # What an earlier run of the same command left there goes on.
+  if [ "$out" != benchmarks/results ] && [ -e "benchmarks/results/$file" ] && [ ! -e "$out/$file" ]; then
     cp "benchmarks/results/$file" "$out/$file"
   fi
   local status=0
