@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qlagen.bench.cases import Case
+from qlagen.bench.timing import percentile
 from qlagen.bench.workers import Worker, WorkerLostError
 from qlagen.errors import QlagenError
 
@@ -57,11 +58,10 @@ class Comparison:
         """How far the middle half of the geometric means of single rounds lies apart: a GPU at its power limit has now
         and then a round that is slower by a quarter, and more rounds must not mean more noise."""
         rounds = range(min(len(row.current) for row in self.rows.values()))
-        means = [_geometric_mean([row.candidate[n] / row.current[n] for row in self.rows.values()]) for n in rounds]
-        if len(means) < 2:
-            return 0.0
-        lower, _, upper = statistics.quantiles(means, n=4, method="inclusive")
-        return upper - lower
+        means = sorted(
+            _geometric_mean([row.candidate[n] / row.current[n] for row in self.rows.values()]) for n in rounds
+        )
+        return percentile(means, 0.75) - percentile(means, 0.25)
 
 
 class Measurer(Protocol):

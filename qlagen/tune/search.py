@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -18,10 +17,10 @@ from qlagen.tune.edit import edit_entry
 from qlagen.tune.measure import Comparison, Measurer, RefusedError
 
 ROUNDS, FINAL_ROUNDS = 3, 9
-LONGER = 2
-"""What these take in units of the first rounds: starting and judging a library takes as long as a few rounds."""
 FINALISTS = 3
 """The fastest few are measured again: the fastest of many is partly the luckiest."""
+LONGER = 2
+"""How many times as long as a first measurement theirs takes: a library must be started and judged in both."""
 LEAST_GAIN = 0.002
 """No entry is replaced for less."""
 FIRST_SECONDS = 15.0
@@ -93,11 +92,9 @@ class Search:
     deadline: float
     """By the clock of `tools`."""
     slow: float = FIRST_SECONDS
-    """What the next measurement may take."""
+    """What the next first measurement may take."""
     measured: dict[Candidate, tuple[Path, Comparison]] = field(default_factory=dict)
     """Of the present entry."""
-    again: set[Candidate] = field(default_factory=set)
-    """Those that were measured a second time, in more rounds. Where there are any, one of them wins or none does."""
 
     def run(self, entries: Sequence[Explored], found: Callable[[Winner], None]) -> None:
         """Searches one entry after the other; `found` takes each winner at once.
@@ -146,7 +143,7 @@ class Search:
             self._conclude(entry, None, reason)
             return
         self.tools.say(f"{entry.label}: {len(explored.kept)} candidates, rows {', '.join(rows)}")
-        self.measured, self.again = {}, set()
+        self.measured = {}
         self._explore(explored, rows, until)
         winner, reason = self._decide(entry, rows, until)
         self._conclude(entry, winner, reason)
@@ -183,29 +180,25 @@ class Search:
             self._record(entry, item, "rejected", reason=built.reason)
             self.tools.say(f"  {item.candidate}: {built.reason}")
             return _FAILED
+        begun = self.tools.clock()
         try:
-            comparison = self._compare(built.source, rows, ROUNDS, GIVE_UP)
+            comparison = self.tools.measurer.compare(built.source, rows, ROUNDS, GIVE_UP)
         except RefusedError as fault:
             self._record(entry, item, "rejected", reason=str(fault))
             self.tools.say(f"  {item.candidate}: {fault}")
             return _FAILED
+        self.slow = max(self.tools.clock() - begun, 0.8 * self.slow)
         self.measured[item.candidate] = built.source, comparison
         self._record(entry, item, "measured", comparison)
         self.tools.say(f"  {item.candidate}: {comparison.ratio:.4f} of the time, +- {comparison.noise:.4f}")
         return comparison.ratio
 
-    def _compare(self, source: Path, rows: Sequence[str], rounds: int, give_up: float = math.inf) -> Comparison:
-        begun = self.tools.clock()
-        comparison = self.tools.measurer.compare(source, rows, rounds, give_up)
-        self.slow = max(self.tools.clock() - begun, 0.8 * self.slow)
-        return comparison
-
     def _decide(self, entry: Entry, rows: Sequence[str], until: float) -> tuple[Winner | None, str]:
-        """The fastest candidate that is faster for certain, or why there is none."""
+        """The fastest candidate that is faster for certain, or why there is none. Where some were measured a second
+        time, one of them wins or none does."""
         if not self.measured:
             return None, "no candidate was measured"
-        self._measure_finalists(entry, rows, until)
-        known = [candidate for candidate in self.measured if candidate in self.again] or list(self.measured)
+        known = self._measure_finalists(entry, rows, until) or list(self.measured)
         order = sorted(known, key=lambda candidate: self.measured[candidate][1].ratio)
         reason = ""
         for candidate in order:
@@ -219,22 +212,25 @@ class Search:
                 return Winner(entry, candidate, comparison), ""
         return None, reason
 
-    def _measure_finalists(self, entry: Entry, rows: Sequence[str], until: float) -> None:
+    def _measure_finalists(self, entry: Entry, rows: Sequence[str], until: float) -> list[Candidate]:
+        """Those that were measured again, in more rounds, and are still right."""
+        again: list[Candidate] = []
         better = [c for c, (_, comparison) in self.measured.items() if comparison.ratio < 1]
         for candidate in sorted(better, key=lambda c: self.measured[c][1].ratio)[:FINALISTS]:
             if self.tools.clock() + LONGER * self.slow > until:
-                return
+                break
             source = self.measured[candidate][0]
             try:
-                comparison = self._compare(source, rows, FINAL_ROUNDS)
+                comparison = self.tools.measurer.compare(source, rows, FINAL_ROUNDS)
             except RefusedError as fault:
                 # Right the first time and wrong the second is a race.
                 del self.measured[candidate]
                 self._record(entry, Checked(candidate), "rejected", reason=str(fault))
                 continue
             self.measured[candidate] = source, comparison
-            self.again.add(candidate)
+            again.append(candidate)
             self._record(entry, Checked(candidate), "measured again", comparison)
+        return again
 
     def _submit(self, entry: Entry, candidate: Candidate) -> Future[Built]:
         return self.tools.builder.submit(self._edited(entry, candidate), entry.kernels)

@@ -13,6 +13,7 @@ from qlagen.schedule.options import parse_options
 from qlagen.tune.build import Built
 from qlagen.tune.candidates import parts
 from qlagen.tune.measure import Comparison, RefusedError, RowTimes
+from qlagen.tune.search import ROUNDS
 
 SECONDS = 1e-3
 Settings = dict[str, Any]
@@ -65,6 +66,8 @@ class FakeMeasurer:
     wobble: float = 0.001
     """The part by which rounds lie apart."""
     takes: float = 10.0
+    finals_take: float = 10.0
+    """The same of a comparison in more rounds than the first ones have."""
     compared: list[tuple[Settings, int]] = field(default_factory=list)
     expected: list[Path] = field(default_factory=list)
 
@@ -77,7 +80,7 @@ class FakeMeasurer:
 
     def compare(self, source: Path, rows: Sequence[str], rounds: int, give_up: float = math.inf) -> Comparison:
         settings = settings_of(self.builder.texts[int(source.name)])
-        self.clock.now += self.takes
+        self.clock.now += self.takes if rounds == ROUNDS else self.finals_take
         if fault := self.fault(settings):
             raise RefusedError(fault)
         self.compared.append((settings, rounds))

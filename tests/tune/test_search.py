@@ -162,6 +162,15 @@ def test_the_budget_stops_it(tile: list[Explored]) -> None:
     assert left + len(found.outcomes("measured")) == len(tile[0].kept)
 
 
+def test_a_long_second_measurement_does_not_stop_the_next(tile: list[Explored]) -> None:
+    """Twice as long is what is expected of it."""
+    enough = 10.0 * len(tile[0].kept) + 20.0 * FINALISTS + 1.0
+    found = run(tile, budget=enough, ratio=two_stages, finals_take=20.0)
+    assert len(found.outcomes("measured")) == len(tile[0].kept)
+    assert len(found.outcomes("measured again")) == FINALISTS
+    assert found.measurer.clock.now <= enough
+
+
 def test_luck_in_the_first_rounds_wins_nothing(tile: list[Explored]) -> None:
     """The best of the first rounds is slower when it is measured again; those that are measured once do not step in."""
     seen: list[Settings] = []
